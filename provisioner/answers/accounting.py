@@ -204,13 +204,18 @@ def report(reader: Reader, query: ReportQuery) -> Document:
     views = reader.views()
     policy = views.policy.accounting if views else AccountingPolicy()
     types = views.types if views else ()
-    budgets = [_budget_use(reader, each) for each in policy.budgets]
+    budgets = budget_uses(reader, policy)
     open_day = reader.ledger_open_day()
     sums = reader.ledger_sums(*days)
     made = accounting_report(sums, by, types, policy, days, open_day, budgets)
     document = report_document(made, f"{', '.join(by)} of {month}")
     listing = picked(document.parts["items"], query.sort, query.limit)
     return replace(document, parts={**document.parts, "items": listing})
+
+
+def budget_uses(reader: Reader, policy: AccountingPolicy) -> list[BudgetUse]:
+    """Return the use of each budget, as far as it is booked."""
+    return [_budget_use(reader, each) for each in policy.budgets]
 
 
 def _budget_use(reader: Reader, budget: GpuBudget) -> BudgetUse:

@@ -11,6 +11,7 @@ from typing import Any
 
 from provisioner import formatting
 from provisioner.answers import troubles
+from provisioner.answers.accounting import budget_uses
 from provisioner.answers.columns import (
     Column,
     Document,
@@ -161,6 +162,7 @@ def facts_of(reader: Reader) -> troubles.TroubleContext:
         reader.drones(having="drain_refusal") if refusing else (),
         shutil.disk_usage(reader.path.parent).free,
         underused(reader, views),
+        budget_uses(reader, views.policy.accounting) if views else (),
         reader.is_shadow(),
         controller=reader.controller(),
         names=class_names(reader, views),

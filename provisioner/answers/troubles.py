@@ -9,11 +9,13 @@ holds until the event that ends it, and any other name that ends in ``.rejected`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
 from provisioner import descriptions, formatting
+from provisioner.accounting.reports import BudgetUse
 from provisioner.answers.columns import ident, items, span_s, text, time_at, words
 from provisioner.answers.errors import named
 from provisioner.descriptions import ClassNames
@@ -111,6 +113,7 @@ class TroubleContext(NamedTuple):
     """On the store's disk; None: not known."""
     underused: Sequence[MeasuredUse] = ()
     """Job classes that ``policy.low_use`` is about."""
+    budgets: Sequence[BudgetUse] = ()
     shadow: bool = False
     controller: str = ""
     """Name of the controller whose record this is."""
@@ -457,6 +460,18 @@ def _low_use(facts: TroubleContext) -> Troubles:
         )
 
 
+def _budgets(facts: TroubleContext) -> Troubles:
+    today = datetime.fromtimestamp(facts.now, UTC).date().isoformat()
+    for use in facts.budgets:
+        budget = use.budget
+        if budget.since <= today <= budget.until and use.left_h <= 0:
+            message = (
+                f"the budget of {budget.gpu_hours:,.0f} GPU-hours until {budget.until} is used up ({use.used_h:,.0f}). "
+                f"Starts continue: `provisioner sites disable {budget.site}` ends them"
+            )
+            yield _warning("budget-used", f"site:{budget.site}", message)
+
+
 TROUBLE_RULES: Sequence[TroubleRule] = (
     _controller,
     _credentials,
@@ -467,6 +482,7 @@ TROUBLE_RULES: Sequence[TroubleRule] = (
     _drones,
     _refusals,
     _low_use,
+    _budgets,
     _views,
 )
 

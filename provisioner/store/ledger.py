@@ -480,7 +480,9 @@ def old_rows(
 ) -> Iterable[tuple[str, str, str, Sequence[float]]]:
     """Yield what is too old in the ledger, as table, key, condition and its values."""
     detail_day = (now - max(keep_s, DETAIL_S)) // SECONDS_A_DAY
-    yield "ledger_drones", "drone_id, day", "day < ?", (detail_day,)
+    # the life of a drone that may be booked again is less what is settled of it
+    gone = "day < ? AND drone_id NOT IN (SELECT id FROM drones)"
+    yield "ledger_drones", "drone_id, day", gone, (detail_day,)
     yield "ledger_runs", "drone_id, ended_at, job_id, day", "day < ?", (detail_day,)
     yield "ledger_days", "day, kind, account", "day < ?", ((now - ledger_s) // SECONDS_A_DAY,)
 

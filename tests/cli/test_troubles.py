@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from provisioner import model as m
+from provisioner.accounting.reports import GPU_HOUR, budget_use
 from provisioner.answers import troubles as trouble_lists
 from provisioner.answers.troubles import (
     OperatorTrouble,
@@ -327,3 +328,17 @@ async def test_status_names_its_controller_while_no_drone_lives(cli: Cli, tmp_pa
     async with SqlStore(tmp_path / "record.db", CONTROLLER, 1e9, 0):
         told = cli("status", "--store", tmp_path / "record.db", "-o", "json").json
     assert (told["running"], told["live_drones"], told["controller"]) == (True, 0, CONTROLLER)
+
+
+@pytest.mark.parametrize(
+    ("used_h", "until", "found"),
+    [(99.0, "2023-11-30", 0), (100.0, "2023-11-30", 1), (120.0, "2023-11-13", 0)],
+)
+def test_a_budget_that_is_used_up_is_a_trouble_until_its_last_day(
+    used_h: float, until: str, found: int
+) -> None:
+    budget = m.GpuBudget("here", 100.0, "2023-11-01", until)  # NOW is on 14 November
+    use = budget_use(budget, round(used_h * GPU_HOUR), 0)
+    shown = [each for each in troubles(CALM._replace(budgets=[use])) if each.kind == "budget-used"]
+    assert [each.subject for each in shown] == ["site:here"] * found
+    assert check_line(shown, "")[0] == found

@@ -43,6 +43,7 @@ QUIET = {
     'provisioner_breaker_state{scope="kit/a100",state="banned",fault="quota"}': 1,
     'provisioner_jobs_waiting{category="start"}': 5,
     'provisioner_jobs_waiting{category="limit"}': 500,
+    'provisioner_accounting_findings{kind="missing"}': 0,
 }
 """Gauges of a service with which all is well."""
 BUSY = {
@@ -92,6 +93,7 @@ SICK: dict[str, dict[str, float | str | None]] = {
     "NodeBad": {'provisioner_troubles{severity="warning",kind="black-hole-node"}': 1},
     "Trouble": {'provisioner_troubles{severity="warning",kind="notice"}': 1},
     "GpuUnused": {'provisioner_measured_gpu_seconds_used_total{site="kit",type="a100"}': 20},
+    "AccountingDiffers": {'provisioner_accounting_findings{kind="missing"}': 2},
 }
 """By alert: the values with which it, and no other, fires."""
 

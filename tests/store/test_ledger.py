@@ -325,3 +325,21 @@ async def test_use_that_was_not_measured_is_no_zero(file: Path) -> None:
     assert (sums.used, sums.used_of) == (400_000, 2_000_000)
     assert (sums.energy_j, sums.energy_of) == (90_000, 1_000_000)
     assert [each.used for each in Reader(file).ledger_runs(0, 1)] == [400_000, None, 0]
+
+
+async def test_a_drone_that_lives_for_longer_than_its_entries_are_kept_is_booked_once(
+    file: Path,
+) -> None:
+    one = drone(1, S.IDLE, at=100.0, started_at=100.0, joined_at=100.0)
+    async with SqlStore(file, "kit", 20.0 * SECONDS_A_DAY, 3, threaded=False) as store:
+        await record(store, starts(1, one))
+        await book_all(store, 100.0)
+        for day in range(1, 100):
+            await book_all(store, day * SECONDS_A_DAY + 2 * HOUR)
+        ended = 100.0 * SECONDS_A_DAY
+        done = replace(one, state=S.DONE, since=ended, ended_at=ended)
+        why = JobsWaiting("c", "c", waiting=1, covered=0, starts=1)
+        await store.record_results(1, (m.StateChange(done, S.IDLE, why),), ())
+        await book_all(store, ended + HOUR)
+    lives = [each.held for each in Reader(file).ledger_sums(0, 101) if each.account == Account.LIFE]
+    assert lives == [one.gpu_milli * (100 * SECONDS_A_DAY - 100)]
