@@ -29,6 +29,8 @@ from provisioner.controller.shadow import (
 from provisioner.descriptions import credential_trouble
 from provisioner.interfaces import Overlay, UnavailableError
 from provisioner.planner import planner
+from provisioner.services.haproxy import Haproxy
+from provisioner.services.pool import ServerPool
 from provisioner.store.writer import SqlStore
 from provisioner.values import define, factory
 
@@ -150,11 +152,13 @@ async def _opened(
         raise UnavailableError(
             f"overlay {settings.overlay.adapter}: not connected after {CONNECT_S:g} s"
         ) from None
+    await stack.enter_async_context(_configured(adapters.services, settings, shadow=shadow))
     controller = Controller(
         name=name,
         policy=settings.policy,
         types=settings.types,
         overlay=overlay,
+        services=adapters.services,
         sites=adapters.sites,
         store=store,
         clock=SteadyClock(
@@ -165,6 +169,15 @@ async def _opened(
         threaded=True,
     )
     return await stack.enter_async_context(controller), adapters
+
+
+def _configured(pool: ServerPool, settings: Settings, *, shadow: bool = False) -> ServerPool:
+    """Return the pool with the secrets and the balancer of a configuration. A shadow leaves the balancer alone."""
+    pool.keys = {each.settings.name: each.key.read for each in settings.services if each.key}
+    balancer = settings.balancer if not shadow else None
+    tokens = {each.settings.name: bool(each.tokens) for each in settings.services}
+    pool.balancer = Haproxy(balancer.socket, tokens) if balancer else None
+    return pool
 
 
 async def _reloads(
@@ -213,8 +226,11 @@ async def _reloaded(
     if change.refused:
         raise ConfigNotAppliedError("\n".join(change.refused))
     opened = await adapters.opened(new, change.rebuilt)
+    before = adapters.settings
     async with controller.between_ticks:
         adapters.become(new, opened)
+        if (before.services, before.balancer) != (new.services, new.balancer):
+            _configured(adapters.services, new, shadow=adapters.shadow)
         credentials = _credential_sources(new)
         return change, controller.apply(new.policy, new.types, adapters.sites, credentials)
 
@@ -243,6 +259,7 @@ class Adapters:
     settings: Settings
     shadow: bool = False
     sites: Mapping[str, LazySite] = factory(dict)
+    services: ServerPool = factory(ServerPool)
     leaving: list[tuple[str, LazySite]] = factory(list)
     """Replaced or removed; closed when nothing that they were asked for is under way any more."""
 

@@ -249,16 +249,12 @@ class SupportsCredentials(Protocol):
         ...
 
 
-class Overlay(Protocol):
-    """The pool that jobs wait in and drones join."""
+class Pool(Protocol):
+    """A pool that drones join: the overlay, or the service pool."""
 
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *exc: object) -> None: ...
-
-    async def poll(self, types: Sequence[DroneType]) -> model.OverlayView:
-        """Return job classes (with the ``types`` that their own requirements refuse) and slots, taken at one time."""
-        ...
 
     async def drain(
         self, drone_ids: Sequence[DroneId], mode: model.DrainMode, reason: str
@@ -268,6 +264,24 @@ class Overlay(Protocol):
 
     async def bootstrap(self, order: StartOrder) -> model.Bootstrap:
         """Return what the drone needs to join, created as late as possible."""
+        ...
+
+
+class Overlay(Pool, Protocol):
+    """The pool that jobs wait in and drones for jobs join."""
+
+    async def poll(self, types: Sequence[DroneType]) -> model.OverlayView:
+        """Return job classes (with the ``types`` that their own requirements refuse) and slots, taken at one time."""
+        ...
+
+
+class ServicePool(Pool, Protocol):
+    """The pool that drones with inference servers join."""
+
+    async def poll(
+        self, drones: Iterable[model.Drone], types: Sequence[DroneType]
+    ) -> model.ServicesView:
+        """Return the servers among the live ``drones`` that are ready, and the demand for the services of ``types``."""
         ...
 
 

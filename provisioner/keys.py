@@ -25,6 +25,12 @@ def type_name(key: str) -> str:
     return key.partition("/")[2]
 
 
+def serial_of(drone_id: str) -> int | None:
+    """Return the serial number at the end of a drone id; None if it has none."""
+    digits = drone_id.rpartition("-")[2]
+    return int(digits) if len(digits) <= 18 and digits.isascii() and digits.isdecimal() else None
+
+
 class TextKey:
     """A value that is written as its text."""
 

@@ -401,9 +401,11 @@ class ServicesView:
     taken_at: float
     services: tuple[ServiceView, ...] = ()
     slots: tuple[Slot, ...] = ()
-    """Servers that answered: ``checking`` until it is ready, ``draining`` once it is withdrawn."""
+    """Servers that are ready: ``draining`` once withdrawn. Until it is ready, a drone boots."""
     notices: tuple[str, ...] = ()
     """Problems that an operator should look at, a line each."""
+    remarks: tuple[str, ...] = ()
+    """Problems that need no action, a line each: a server that is not ready is replaced."""
 
 
 @frozen

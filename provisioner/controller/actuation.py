@@ -19,7 +19,7 @@ from provisioner.controller.polling import fault_of, within
 from provisioner.controller.sanitize import sanitize_result
 from provisioner.interfaces import (
     AuthError,
-    Overlay,
+    Pool,
     RejectedError,
     Site,
     SupportsForget,
@@ -54,7 +54,7 @@ OWN_TIMEOUT_WARM_S = 6 * 3600.0
 
 @frozen
 class OrderBatch:
-    """All orders for one site, or for the overlay (``site`` empty), in one tick."""
+    """All orders for one site, or for one of the pools (``site`` empty), in one tick."""
 
     site: str
     starts: tuple[StartOrder, ...] = ()
@@ -68,14 +68,33 @@ class BatchResults:
     starts: tuple[OrderResult, ...] = ()
     leaves: tuple[OrderResult, ...] = ()
     admissions: tuple[OrderResult, ...] = ()
-    """Results of the overlay, for the same drones as ``starts``: where it refused one, the site was not asked."""
+    """Results of the pools, for the same drones as ``starts``: where one refused, the site was not asked."""
+
+
+@frozen
+class Pools:
+    """The pools that drones join."""
+
+    overlay: Pool
+    services: Pool | None = None
+
+    def of(self, service: str) -> Pool:
+        """Return the pool of a drone or type by its service. Raises RejectedError where services have none."""
+        if not service:
+            return self.overlay
+        if self.services is None:
+            raise RejectedError("there is no pool for inference services", FaultKind.CONFIG)
+        return self.services
 
 
 def batches(
     plan: model.Plan, types: dict[model.TypeKey, DroneType], policy: Policy
 ) -> list[OrderBatch]:
     """Return a plan's actions, grouped by the site or overlay that carries them out."""
-    found = [OrderBatch("", drains=plan.drains)] if plan.drains else []
+    found = []
+    for of_services in (False, True):
+        drains = tuple(d for d in plan.drains if bool(d.drone.service) is of_services)
+        found += [OrderBatch("", drains=drains)] if drains else []
     asked = (
         {s.drone.site for s in plan.starts}
         | {s.drone.site for s in plan.stops}
@@ -116,16 +135,15 @@ def _start_order(start: model.Start, kind: DroneType, policy: Policy) -> StartOr
 
 
 async def carry_out(
-    batch: OrderBatch, site: Site | None, overlay: Overlay, clock: Clock, deadline_s: float
+    batch: OrderBatch, site: Site | None, pools: Pools, clock: Clock, deadline_s: float
 ) -> BatchResults:
     """Carry out a batch. Stops come first: they make room. Never raises."""
     if site is None:
         results: list[OrderResult] = []
         for mode, why in dict.fromkeys((d.mode, d.reason.kind) for d in batch.drains):
             ids = [d.drone.id for d in batch.drains if (d.mode, d.reason.kind) == (mode, why)]
-            results += await _asked(
-                ids, partial(overlay.drain, ids, mode, why), clock, DRAIN_DEADLINE_S
-            )
+            drained = partial(_drained, pools, batch.drains[0].drone.service, ids, mode, why)
+            results += await _asked(ids, drained, clock, DRAIN_DEADLINE_S)
         return BatchResults("", leaves=tuple(results))
     leaves: list[OrderResult] = []
     if batch.stops:
@@ -133,7 +151,7 @@ async def carry_out(
         leaves = await _asked(stop_ids, lambda: site.stop(batch.stops), clock, deadline_s)
     if not batch.starts:
         return BatchResults(batch.site, leaves=tuple(leaves))
-    admitted, admissions = await _admit(batch.starts, overlay, clock)
+    admitted, admissions = await _admit(batch.starts, pools, clock)
     starts: list[OrderResult] = []
     if admitted:
         start_ids = [o.drone_id for o in admitted]
@@ -141,18 +159,25 @@ async def carry_out(
     return BatchResults(batch.site, tuple(starts), tuple(leaves), tuple(admissions))
 
 
+async def _drained(
+    pools: Pools, service: str, ids: Sequence[DroneId], mode: model.DrainMode, why: str
+) -> OrderResults:
+    return await pools.of(service).drain(ids, mode, why)
+
+
 async def _admit(
-    orders: Sequence[StartOrder], overlay: Overlay, clock: Clock
+    orders: Sequence[StartOrder], pools: Pools, clock: Clock
 ) -> tuple[list[StartOrder], list[OrderResult]]:
     """Request a bootstrap for every order, as late as possible; the site gets no order without one."""
     admitted: list[StartOrder] = []
     results: list[OrderResult] = []
     loop = asyncio.get_running_loop()
-    # for all of them: a silent overlay must not hold up a site for long
+    # for all of them: a silent pool must not hold up a site for long
     until = loop.time() + ADMISSION_DEADLINE_S
     for order in orders:
         try:
-            bootstrap = await within(until - loop.time(), overlay.bootstrap(order))
+            pool = pools.of(order.type.service)
+            bootstrap = await within(until - loop.time(), pool.bootstrap(order))
         except Exception as error:
             fault = fault_of(error, clock.now())
             log.warning("bootstrap.failed", drone=order.drone_id, message=fault.message)

@@ -14,7 +14,7 @@ import structlog
 
 from provisioner import formatting, model, reasons
 from provisioner.controller import actuation
-from provisioner.controller.actuation import DeadSlots
+from provisioner.controller.actuation import DeadSlots, Pools
 from provisioner.controller.clock import Clock
 from provisioner.controller.clock_watch import ClockWatch
 from provisioner.controller.compute_thread import ComputeThread
@@ -55,6 +55,7 @@ from provisioner.controller.tick_measures import (
 from provisioner.controller.view_doubts import ViewDoubts
 from provisioner.interfaces import (
     Overlay,
+    ServicePool,
     Site,
     SupportsClaim,
     SupportsConsoleOutput,
@@ -72,6 +73,7 @@ from provisioner.model import (
     PolledOverlay,
     RemoteDrone,
     RequestKind,
+    ServicesView,
     Snapshot,
     StateChange,
 )
@@ -91,6 +93,7 @@ log = structlog.get_logger()
 
 
 CLAIM_DEADLINE_S = 1.0
+SERVICES_DEADLINE_S = 20.0
 SHUTDOWN_WAIT_S = 60.0
 """Longest wait for orders under way at the end. The next controller settles those without a result."""
 TURN_LIMIT_S = 300.0
@@ -147,6 +150,7 @@ class Controller:
     sites: Mapping[str, Site]
     store: Store
     clock: Clock
+    services: ServicePool | None = None
     estimation: EstimateCollector = factory(EstimateCollector)
     planner: PlanFunction = decide
     judge: PlanValidator = validate_plan
@@ -205,8 +209,12 @@ class Controller:
             # it sets thresholds of the whole process, which belongs to the controller in the service alone
             *([GarbageCollection(self.clock)] if self.threaded else ()),
         )
-        overlay = PollTarget("overlay", lambda: self.overlay.poll(self.types), 0.0)
+        overlay = PollTarget("overlay", self._poll_overlay, 0.0, kind="overlay")
         self._poller = Poller(self._group, self.clock, self._compute, overlay)
+        if self.services is not None:
+            self._poller.services = PollTarget(
+                "services", self._poll_services, SERVICES_DEADLINE_S, kind="services"
+            )
 
     async def __aenter__(self) -> Self:
         await self._clock_watch.settle(start=True)
@@ -293,6 +301,14 @@ class Controller:
         """Return False if a turn of :meth:`run` hangs."""
         return asyncio.get_running_loop().time() < self._turn_due_at
 
+    async def _poll_overlay(self) -> OverlayView:
+        return await self.overlay.poll([kind for kind in self.types if kind.server is None])
+
+    async def _poll_services(self) -> ServicesView:
+        assert self.services is not None
+        drones = [drone for drone in self.store.drones.values() if drone.service]
+        return await self.services.poll(drones, self.types)
+
     async def _poll(self) -> Snapshot:
         await self._poller.poll(self.store.breakers)
         await self._record_console_output()
@@ -337,6 +353,7 @@ class Controller:
             credentials=self._poller.credentials.known,
             renewed=self._poller.credentials.renewed,
             orphans=dict(self._orphans.since),
+            services=self._poller.services_reading(),
             service_states=self.store.committed.services,
             twins=twins,
         )
@@ -473,8 +490,9 @@ class Controller:
             deadline_s = limits.order_deadline_s if limits else actuation.DRAIN_DEADLINE_S
             if batch.site and site is None:
                 continue  # a site that was removed with drones on record: nobody can be asked
-            work = actuation.carry_out(batch, site, self.overlay, self.clock, deadline_s)
-            begun.append(self._group.create_task(work, name=f"act:{batch.site or 'overlay'}"))
+            pools = Pools(self.overlay, self.services)
+            work = actuation.carry_out(batch, site, pools, self.clock, deadline_s)
+            begun.append(self._group.create_task(work, name=f"act:{batch.site or 'pool'}"))
             self._orders[begun[-1]] = batch.site
         if begun:  # earlier ones may hang: they are not waited for again
             await asyncio.wait(begun, timeout=TICK_WAIT_S)
@@ -528,16 +546,25 @@ class Controller:
             if drone is not None:
                 settle = apply_stop_result if answers.site else apply_drain_result
                 moves.append(settle(drone, receipt))
-        types = {
-            r.drone_id: Scope.parse(drones[r.drone_id].type)
-            for r in answers.starts
-            if r.drone_id in drones
-        }
-        known = [r for r in answers.starts if r.drone_id in types]
+        return [m for m in moves if m is not None], self._breakers_by_results(answers, now)
+
+    def _breakers_by_results(self, answers: actuation.BatchResults, now: float) -> list[Breaker]:
+        drones = self.store.drones
+        admitted = (r.drone_id for r in answers.admissions)
+        served = {key for key in admitted if key in drones and drones[key].service}
+        # what the service pool refuses concerns the type of the server, and not the overlay
+        refused = [
+            r
+            for r in answers.admissions
+            if r.drone_id in served and r.answer is model.OrderOutcome.REJECTED
+        ]
+        known = [r for r in (*answers.starts, *refused) if r.drone_id in drones]
+        types = {r.drone_id: Scope.parse(drones[r.drone_id].type) for r in known}
         breakers = update_by_order_results(self.store.breakers, types, known, now)
-        overlay = {r.drone_id: OVERLAY_SCOPE for r in answers.admissions}
-        breakers += update_by_order_results(self.store.breakers, overlay, answers.admissions, now)
-        return [m for m in moves if m is not None], breakers
+        by_overlay = [r for r in answers.admissions if r.drone_id not in served]
+        overlay = {r.drone_id: OVERLAY_SCOPE for r in by_overlay}
+        breakers += update_by_order_results(self.store.breakers, overlay, by_overlay, now)
+        return breakers
 
     def apply(
         self,

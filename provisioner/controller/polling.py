@@ -30,7 +30,9 @@ from provisioner.model import (
     OrderResults,
     OverlayView,
     PolledOverlay,
+    PolledServices,
     PolledSite,
+    ServicesView,
     SiteView,
 )
 from provisioner.values import T, define, factory
@@ -44,7 +46,7 @@ FIRST_POLL_WAIT_S = 2.0
 POLL_ATTEMPTS = 2
 RETRY_AFTER_S = 0.2
 
-View = TypeVar("View", SiteView, OverlayView)
+View = TypeVar("View", SiteView, OverlayView, ServicesView)
 
 
 async def within(deadline_s: float, call: Awaitable[T]) -> T:
@@ -134,9 +136,12 @@ def adapter_of(site: Site) -> Site:
     return site.site if isinstance(site, LazySite) else site
 
 
+_POLLED_KINDS = ("site", "overlay", "services")
+
+
 @define
 class PollTarget(Generic[View]):
-    """The newest good view of one site or of the overlay, and what went wrong since."""
+    """The newest good view of one site or of a pool, and what went wrong since."""
 
     name: str
     poll: Callable[[], Awaitable[View]]
@@ -145,6 +150,8 @@ class PollTarget(Generic[View]):
     fault: Fault | None = None
     in_flight: asyncio.Task[None] | None = None
     sanitizer: Sanitizer = factory(Sanitizer)
+    kind: str = "site"
+    """``site``, ``overlay`` or ``services``, for the log."""
     took_s: float = 0.0
     """Duration of the newest poll that ended, by the event loop."""
     _failure: UnavailableError | None = None
@@ -156,7 +163,7 @@ class PollTarget(Generic[View]):
         started = loop.time()
         began = clock.now()
         before = self.fault
-        of_overlay = self.name == "overlay"
+        kind = _POLLED_KINDS.index(self.kind)
         try:
             polled = await within(self.deadline_s, self._polled())
             view = await compute.run(self.sanitizer.sanitized, polled, began, clock.drift_s())
@@ -168,7 +175,7 @@ class PollTarget(Generic[View]):
             if before is None or before.message != fault.message:
                 why = {"fault": fault.kind.value, "message": fault.message}
                 log.warning(
-                    "overlay.poll_failed" if of_overlay else "site.poll_failed",
+                    ("site.poll_failed", "overlay.poll_failed", "services.poll_failed")[kind],
                     view=self.name,
                     **why,
                 )
@@ -178,7 +185,7 @@ class PollTarget(Generic[View]):
             if before is not None:
                 away_s = round(clock.now() - before.at, 1)
                 log.info(
-                    "overlay.recovered" if of_overlay else "site.recovered",
+                    ("site.recovered", "overlay.recovered", "services.recovered")[kind],
                     view=self.name,
                     away_s=away_s,
                 )
@@ -266,6 +273,7 @@ class Poller:
     compute: ComputeThread
     overlay: PollTarget[OverlayView]
     sites: dict[str, PollTarget[SiteView]] = factory(dict)
+    services: PollTarget[ServicesView] | None = None
     first_wait_s: float = TICK_WAIT_S
     """Longest wait for the first polls of all."""
     credentials: CredentialReader = factory(CredentialReader)
@@ -292,7 +300,8 @@ class Poller:
             if breaker.state is banned and now < breaker.until
         }
         rests -= {user.removeprefix("site:") for user in self.credentials.renewed}
-        due: list[PollTarget[OverlayView] | PollTarget[SiteView]] = [self.overlay]
+        due: list[PollTarget[OverlayView] | PollTarget[ServicesView] | PollTarget[SiteView]]
+        due = [self.overlay, *filter(None, [self.services])]
         due += [
             target
             for name, target in self.sites.items()
@@ -314,11 +323,17 @@ class Poller:
         """Break off what is in flight."""
         self.credentials.close()
         self.overlay.close()
+        if self.services is not None:
+            self.services.close()
         for target in self.sites.values():
             target.close()
 
     def overlay_reading(self) -> PolledOverlay:
         return PolledOverlay(self.overlay.view, self.overlay.fault)
+
+    def services_reading(self) -> PolledServices:
+        target = self.services
+        return PolledServices(target.view, target.fault) if target else PolledServices()
 
     def site_readings(self) -> dict[str, PolledSite]:
         return {name: PolledSite(name, w.view, w.fault) for name, w in self.sites.items()}

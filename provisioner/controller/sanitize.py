@@ -21,6 +21,7 @@ from provisioner.model import (
     OrderResult,
     OverlayView,
     RemoteDrone,
+    ServicesView,
     SiteView,
     Slot,
 )
@@ -51,6 +52,9 @@ _NAMES: dict[type, str] = {
     Node: "node {0.name}",
     model.OwnerDemand: "claim",
     model.OwnerLoad: "the owner's load",
+    ServicesView: "services",
+    model.ServiceView: "service {0.name:.40}",
+    model.ModelUse: "model {0.model:.40}",
 }
 """The values of views, and their names for operators; ``1`` is the value that contains it."""
 _OF_USERS = ("class", "claim", "end of job ", "eviction ", "failed job ")
@@ -72,11 +76,12 @@ _FOUND_BY: dict[type, Callable[[Any], object]] = {
     JobClass: attrgetter("id"),
     CompletedJob: attrgetter("job_id"),
     Node: attrgetter("name"),
+    model.ServiceView: attrgetter("name"),
 }
 """Keys by which a value is found in the view before; others are compared with the same object alone."""
 _NESTED = re.compile(rf"(tuple|Mapping|{'|'.join(kind.__name__ for kind in _NAMES)})\b")
 
-View = TypeVar("View", SiteView, OverlayView)
+View = TypeVar("View", SiteView, OverlayView, ServicesView)
 
 
 @frozen
@@ -233,7 +238,7 @@ class _Repair:
             if new is not None:
                 sound[limited_text(key)] = new
         # those of a view may be changed in place by its adapter; others are shared by many values
-        of_view = isinstance(within, SiteView | OverlayView)
+        of_view = isinstance(within, SiteView | OverlayView | ServicesView)
         return part if not of_view and sound == part else sound
 
     def _mapping_value(self, field: str, key: str, value: Any, before: Any, within: object) -> Any:

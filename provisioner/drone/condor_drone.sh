@@ -9,25 +9,7 @@ export LC_ALL=C
 OK=0 USAGE=64 CHECK_FAILED=71 CHECK_HUNG=72 NOT_JOINED=73 NOT_STARTED=74 POOL_LOST=75
 
 # ------------------------------------------------------------------------------------------------- what we were told
-say() { echo "drone: $*" >&2; }
-refuse() { say "$*"; exit $USAGE; }
-
-# word NAME PATTERN DEFAULT: the variable must be set (or have a default) and hold nothing but PATTERN's characters.
-# Everything that ends up in a configuration file passes through here: no line break, no quote, no `$`.
-word() {
-    eval "value=\${$1:-\$3}"
-    # shellcheck disable=SC2154
-    [ -n "$value" ] || refuse "$1 is not set"
-    # shellcheck disable=SC2254
-    case $value in *[!$2]*) refuse "$1 has a character that is not one of $2" ;; esac
-    eval "$1=\$value"
-}
-# number NAME DEFAULT: a whole number; the fraction of a decimal one is dropped.
-number() {
-    word "$1" '0-9.' "$2"
-    eval "$1=\${$1%%.*}"
-    eval "[ -n \"\$$1\" ]" || refuse "$1 is not a number"
-}
+exit 71 # @include drone_words.sh
 
 word DRONE_ID 'a-z0-9-' ''
 word DRONE_SITE 'A-Za-z0-9._-' ''
@@ -96,28 +78,9 @@ esac
 [ -d "$DRONE_DIR" ] || refuse "there is no directory $DRONE_DIR"
 command -v setsid >/dev/null || refuse "setsid is missing (util-linux or busybox)"
 
-# Root would make HTCondor change accounts as it sees fit. Go on as an ordinary account, same process, same signals.
-if [ "$(id -u)" = 0 ]; then
-    account=${DRONE_USER:-nobody}
-    command -v setpriv >/dev/null || refuse "root must not run this, and setpriv, to go on as $account, is missing"
-    case $account in '' | *[!a-z0-9_-]* | root) refuse "DRONE_USER is not an ordinary account: '$account'" ;; esac
-    uid=$(id -u "$account" 2>/dev/null) || refuse "there is no account $account (DRONE_USER)"
-    gid=$(id -g "$account")
-    # Its directory and what the overlay put there, not what the site keeps for itself; a copy of this script, which
-    # may be root's alone.
-    rm -rf "$DRONE_DIR/condor"
-    { mkdir "$DRONE_DIR/condor" && cp "$0" "$DRONE_DIR/condor/drone.sh"; } || refuse "cannot copy $0 to $DRONE_DIR"
-    cd "$DRONE_DIR" || refuse "cannot enter $DRONE_DIR"
-    chown "$uid:$gid" . || refuse "cannot give $DRONE_DIR to $account"
-    for mine in condor "$DRONE_TOKEN_FILE" extra.conf checks log; do
-        case $mine in /*) continue ;; esac      # not ours to give away
-        [ ! -e "$mine" ] || chown -R "$uid:$gid" "$mine" || refuse "cannot give $mine to $account"
-    done
-    as_account="setpriv --reuid=$uid --regid=$gid --clear-groups"
-    $as_account test -x "$DRONE_DIR/." || refuse "account $account cannot enter $DRONE_DIR: open the directories above it"
-    # shellcheck disable=SC2086
-    exec $as_account sh condor/drone.sh
-fi
+# HTCondor as root would change accounts as it sees fit.
+own_files="$DRONE_TOKEN_FILE extra.conf"
+exit 71 # @include drone_account.sh
 
 cd "$DRONE_DIR" || refuse "cannot enter $DRONE_DIR"
 DRONE_DIR=$(pwd -P)
@@ -135,94 +98,13 @@ LOGS=$DRONE_DIR/log
 mkdir -p "$LOGS" || refuse "cannot write in $DRONE_DIR"
 
 # ------------------------------------------------------------------------------------------------------ time, processes
-uptime_s() { read -r up _ </proc/uptime; echo "${up%.*}"; }   # a clock that nobody sets
-began=$(uptime_s)
-now=$began
-
-# alive PID: it runs. (A child that has ended and was not waited for still has a pid: state Z.)
-alive() {
-    { read -r _ _ state _ <"/proc/$1/stat"; } 2>/dev/null || return 1
-    [ "$state" != Z ]
-}
-
-# child_of PID NAME: the pid of its child of that name.
-child_of() {
-    for stat in /proc/[0-9]*/stat; do
-        { read -r pid name _ parent _ <"$stat"; } 2>/dev/null || continue
-        if [ "$parent" = "$1" ] && [ "$name" = "($2)" ]; then echo "$pid"; return; fi
-    done
-}
-
-# carriers: pids that carry our id, without this script and those that it was started by.
-carriers() {
-    kin=" "
-    each=$$
-    while [ "${each:-0}" -gt 1 ]; do
-        kin="$kin$each "
-        each=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$each/status" 2>/dev/null)
-    done
-    grep -ls "PROVISIONER_DRONE_ID=$DRONE_ID" /proc/[0-9]*/environ 2>/dev/null | while IFS=/ read -r _ _ each _; do
-        case $kin in *" $each "*) continue ;; esac
-        tr '\0' '\n' 2>/dev/null <"/proc/$each/environ" | grep -qx "PROVISIONER_DRONE_ID=$DRONE_ID" && echo "$each"
-    done
-}
-# push SIGNAL [NAME]: to every process of ours (whose name begins so); false if there is none.
-push() {
-    pushed=1
-    for each in $(carriers); do
-        alive "$each" || continue     # or it was a part of this very search
-        case $(cat "/proc/$each/comm" 2>/dev/null) in "${2:-}"*) ;; *) continue ;; esac
-        kill -"$1" "$each" 2>/dev/null && pushed=0
-    done
-    return $pushed
-}
-
-# HTCondor first: a starter that outlives its job tells the pool that the job has ended, by the signal that killed it.
-kill_all() {
-    push KILL condor_
-    limit=$((now + 5))
-    while push KILL && [ "$now" -lt $limit ]; do rest 0.2; done
-}
-
-# Sleep so that a signal is seen at once: a shell runs its traps only between commands, or in `wait`.
-rest() {
-    sleep "$1" &
-    wait $!
-    now=$(uptime_s)
-}
-
-# ask_driver LIMIT_S COMMAND...: run a command that asks the driver, with its output in $D/said. One that hangs in the
-# kernel cannot be killed: it is left behind, and does not keep the drone from leaving.
-ask_driver() {
-    now=$(uptime_s)
-    late_at=$((now + $1))
-    shift
-    "$@" >"$D/said" 2>"$D/said.err" </dev/null &
-    child=$!
-    while alive $child; do
-        if [ -n "$asked" ] || [ "$now" -ge $late_at ]; then
-            kill -KILL $child 2>/dev/null
-            [ -z "$asked" ] || finish $OK stopped "told to leave while the driver was asked"
-            echo "the driver does not answer" >"$D/said"
-            return 124
-        fi
-        rest 0.1
-    done
-    wait $child
-}
-said_by_driver() { cat "$D/said.err" "$D/said" | tail -n 1; }
+exit 71 # @include drone_processes.sh
 
 # ------------------------------------------------------------------------------------------------------------ the end
 guard='' mps='' leaving='' leave_by=0 jobs_begun=0
 asked=''                           # TERM or QUIT once we are told to leave
 trap 'asked=TERM' TERM HUP
 trap 'asked=QUIT' INT QUIT
-
-# One line, without blanks.
-escaped() {
-    printf '%s\n' "$*" | tr '\n' ' ' | sed 's/[^[:print:]]/ /g; s/  */ /g; s/ *$//' | cut -c 1-400 |
-        sed 's/%/%25/g; s/ /%20/g; s/=/%3D/g'
-}
 
 # finish CODE REASON WHY: end what is left, tidy up, write the outcome, exit.
 finish() {
@@ -251,65 +133,7 @@ finish() {
 }
 
 # ------------------------------------------------------------------------------------------------------------- checks
-write_checks() {
-    mkdir -p "$D/checks"
-    cat >"$D/run_checks.sh" <<'RUN_CHECKS'
-exit 71 # @include run_checks.sh
-RUN_CHECKS
-    cat >"$D/checks/scratch_check.sh" <<'SCRATCH_CHECK'
-exit 71 # @include scratch_check.sh
-SCRATCH_CHECK
-    cat >"$D/checks/names_check.sh" <<'NAMES_CHECK'
-exit 71 # @include names_check.sh
-NAMES_CHECK
-    cat >"$D/checks/clock_check.sh" <<'CLOCK_CHECK'
-exit 71 # @include clock_check.sh
-CLOCK_CHECK
-    if [ "$DRONE_GPUS" -gt 0 ]; then write_gpu_checks; fi
-    add_site_checks
-}
-# A site's check of the same name takes the place of ours.
-add_site_checks() {
-    [ ! -d checks ] || cp -p checks/* "$D/checks/" 2>/dev/null
-    for file in "$D/checks"/*; do [ ! -e "$file" ] || chmod 700 "$file"; done
-}
-write_gpu_checks() {
-    cat >"$D/checks/gpu_check.sh" <<'GPU_CHECK'
-exit 71 # @include gpu_check.sh
-GPU_CHECK
-    cat >"$D/checks/gpu_discovery.sh" <<'GPU_DISCOVERY'
-exit 71 # @include gpu_discovery.sh
-GPU_DISCOVERY
-    cat >"$D/gpu_health.py" <<'GPU_HEALTH'
-exit 71 # @include gpu_health.py
-GPU_HEALTH
-}
-write_mps_check() {
-    cat >"$D/checks/mps_check.sh" <<'MPS_CHECK'
-exit 71 # @include mps_check.sh
-MPS_CHECK
-}
-
-# The verdict as a sentence: "failed NAME: why" becomes "check NAME failed: why".
-said_by_checks() { sed 's/^\([a-z]*\) \([^:]*\):/check \2 \1:/' "$D/checks.state"; }
-
-check_first() {
-    write_checks
-    # shellcheck disable=SC2086
-    $clean sh "$D/run_checks.sh" "$D/checks" "$D/checks.state" "$DRONE_CHECK_LIMIT_S" &
-    checker=$!
-    while alive $checker; do
-        [ -z "$asked" ] || { kill -TERM $checker 2>/dev/null; finish $OK stopped "told to leave while the checks ran"; }
-        rest 0.2
-    done
-    wait $checker
-    code=$?
-    [ $code -ne 0 ] || return
-    [ -s "$D/checks.state" ] || echo "failed all: the checks did not run" >"$D/checks.state"
-    read -r word _ <"$D/checks.state"
-    say "$(said_by_checks)"
-    finish $code "check-$word" "$(said_by_checks)"
-}
+exit 71 # @include drone_checks.sh
 
 # What the slot shows of its GPUs until gpu_health.py has judged them.
 write_gpu_attributes() {
@@ -477,26 +301,7 @@ CONFIG
 # kernel lets us have them, it is known which files are whose, and HTCondor finds the drone's GPUs there; else a device
 # filter of the site, where all jobs get the same GPU; else variables of the environment, which a job may ignore.
 choose_guard() {
-    gpu_guard=environment guarded='' wrapper=''
-    unshare=$(command -v unshare) mount=$(command -v mount)
-    printf '%s\n' "unshare='$unshare'" "mount='$mount'" "tools='$(echo "$PATH" | tr -d "'")'" "uid=$(id -u)" "gid=$(id -g)" guard_jobs=no >"$D/guard"
-    cat >"$D/job_wrapper.sh" <<'JOB_WRAPPER'
-exit 71 # @include job_wrapper.sh
-JOB_WRAPPER
-    chmod 700 "$D/job_wrapper.sh"
-    for copy in drone_wrapper gpu_wrapper; do cp "$D/job_wrapper.sh" "$D/$copy.sh"; done
-    { grep -v '^tty:' /etc/group || true; } >"$D/group" 2>/dev/null
-    chmod 644 "$D/group"
-    : >"$D/gpus"
-    : >"$D/dcgm"
-    [ "$DRONE_GPUS" -eq 0 ] || gpu_table >"$D/gpus"
-    devices=$(grep -c . "$D/gpus")
-    # Where some are hidden the others may have other indices.
-    seen=
-    case ${CUDA_VISIBLE_DEVICES-all}:$devices in
-        *[!0-9,]*:* | :* | *:0) ;;
-        *) seen=CUDA_VISIBLE_DEVICES=$(cut -d ' ' -f 1 "$D/gpus" | paste -s -d, -) ;;
-    esac
+    prepare_guard
     # shellcheck disable=SC2086
     if namespace_works && knows_gpus $seen sh "$D/drone_wrapper.sh"; then
         gpu_guard=namespace guarded="sh $D/drone_wrapper.sh" clean="$clean $seen"
@@ -546,11 +351,7 @@ NVIDIA_SMI
     case $(wc -l <"$D/said"):$(cat "$D/said") in 1:*,\ ${expected:-[0-9]*},*) ;; *) view_true=False ;; esac
     [ $view_true = True ] || say "nvidia-smi does not show the GPU of a job: $(said_by_driver)"
 }
-# shellcheck disable=SC2016
-namespace_works() {
-    [ -c /dev/full ] && GUARD_ALSO=/dev/full $clean timeout -k 1 20 sh "$D/drone_wrapper.sh" \
-        sh -c '[ "$(id -u)" = "$1" ] && ! (: </dev/full)' probe "$(id -u)" >/dev/null 2>&1
-}
+exit 71 # @include drone_gpus.sh
 others_are_refused() {
     refused=1
     for file in $(sh "$D/drone_wrapper.sh"); do
@@ -570,68 +371,6 @@ knows_gpus() {
     for id in $found; do grep -q "^$id" "$D/gpus" || return; done
     [ "$(echo "$found" | grep -c .)" -eq "$devices" ]
 }
-# gpu_table: a line for each NVIDIA GPU and MIG instance that the site assigned: its UUID, and device files of its own.
-gpu_table() {
-    # shellcheck disable=SC2086
-    ask_driver 60 $clean nvidia-smi -L || return
-    # "INDEX UUID" of GPUs, "INDEX.DEVICE UUID" of MIG instances
-    uuids=$(while read -r kind first rest; do
-        uuid=${rest##*UUID: }
-        device=${rest#Device}
-        case $kind in
-            GPU) gpu=${first%:}; echo "$gpu ${uuid%%)*}" ;;
-            MIG) echo "$gpu.$(echo ${device%%:*}) ${uuid%%)*}" ;;
-        esac
-    done <"$D/said")
-    index='' device='' instance='' instances=''
-    # shellcheck disable=SC2086
-    ask_driver 60 $clean nvidia-smi -q
-    while read -r line; do
-        value=${line##* }
-        case $line in
-            'GPU '????????:*) index='' address=$(echo "${line#GPU ????}" | tr A-F a-f) instances='' ;;
-            # After a GPU was lost, -q has more GPUs than -L, or fewer: the UUID tells which one this is.
-            'GPU UUID '*) index=$(echo "$uuids" | sed -n "s/ $value\$//p") ;;
-            'Index '*) device=$value ;;
-            'GPU Instance ID '*) instance=$value ;;
-            'Compute Instance ID '*) instances="$instances $device:gi$instance:ci$value" ;;
-            'Minor Number '*) [ -z "$index" ] || gpu_files "$value" ;;
-        esac
-    done <"$D/said"
-}
-# gpu_files MINOR: the lines of the GPU with this index, PCI address and instances, if it is ours.
-gpu_files() {
-    gpu=$(echo "$uuids" | sed -n "s/^$index //p")
-    files=/dev/nvidia$1
-    if [ -z "$instances" ]; then
-        for node in "/sys/bus/pci/devices/$address/drm"/*; do
-            [ ! -e "$node" ] || files="$files /dev/dri/${node##*/}"
-        done
-        if assigned "$index" || assigned "$gpu"; then
-            echo "$gpu $files "
-            echo "$gpu $1" >>"$D/dcgm"
-        fi
-    fi
-    for each in $instances; do
-        uuid=$(echo "$uuids" | sed -n "s/^$index[.]${each%%:*} //p")
-        assigned "$index" || assigned "$gpu" || assigned "$uuid" || continue
-        each=${each#*:}
-        caps=$(sed -n "s,^gpu$1/${each%:*}/access ,,p; s,^gpu$1/${each%:*}/${each#*:}/access ,,p" \
-            /proc/driver/nvidia-caps/mig-minors 2>/dev/null)
-        instance=${each%:*}
-        echo "$uuid $1.${instance#gi}" >>"$D/dcgm"
-        [ -z "$caps" ] || echo "$uuid $files$(printf ' /dev/nvidia-caps/nvidia-cap%s' $caps) "
-    done
-}
-# assigned NAME: the site gave it to us; a UUID may be its beginning.
-assigned() {
-    case ,${CUDA_VISIBLE_DEVICES-all}, in ,all, | *,"$1",*) return 0 ;; esac
-    for name in $(echo "$CUDA_VISIBLE_DEVICES" | tr ',' ' '); do
-        case $name:$1 in [0-9]*) ;; *:"$name"*) return 0 ;; esac
-    done
-    return 1
-}
-
 # condor_submit -i and condor_ssh_to_job need the node's sshd, and files of HTCondor that are not below LIB in each package.
 choose_ssh() {
     ssh_why='' ssh=''

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from provisioner import model, reasons
 from provisioner.estimates import NO_ESTIMATES, Estimates, EstimateSamples
 from provisioner.interfaces import AlwaysOpen
+from provisioner.keys import serial_of as serial_of
 from provisioner.model import (
     Breaker,
     Breakers,
@@ -101,6 +102,7 @@ class Views:
     types: tuple[model.DroneType, ...]
     overlay: PolledOverlay
     sites: Mapping[str, model.PolledSite]
+    services: model.PolledServices = model.PolledServices()
     estimates: Estimates = NO_ESTIMATES
     credentials: tuple[model.Credential, ...] = ()
 
@@ -279,12 +281,6 @@ def waiting_since(overlay: PolledOverlay | None) -> Mapping[str, float]:
     return (
         {job.id: job.oldest_at for job in view.classes if job.oldest_at} if view is not None else {}
     )
-
-
-def serial_of(drone_id: str) -> int | None:
-    """Return the serial number at the end of a drone id; None if it has none."""
-    digits = drone_id.rpartition("-")[2]
-    return int(digits) if len(digits) <= 18 and digits.isascii() and digits.isdecimal() else None
 
 
 def without_refreshes(plan: Plan) -> Plan:

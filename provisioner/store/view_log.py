@@ -57,6 +57,8 @@ _ENTRY_TYPES: dict[str, Any] = {
     "overlay": PolledOverlay,
     "completions": tuple[model.CompletedJob, ...],
     "slots": Slot | float,
+    "services": model.PolledServices,
+    "servers": Slot | float,
     "classes": JobClass,
     "refusing": str,
     "refusals": dict[model.TypeKey, model.UnmetRequirement],
@@ -75,6 +77,9 @@ _UNUSED = """
     ) WHERE next IS NOT NULL AND NOT EXISTS (SELECT 1 FROM snapshots WHERE parts >= cycle AND parts < next)"""
 
 Parts = Mapping[str, Mapping[Any, Any]]
+_SERVICES = "/services"
+"""Key of their view in ``taken_at``: no site has such a name."""
+_OF_SLOTS = ("slots", "servers")
 _ESTIMATED = ("runs", "rises")
 """Estimates by key, most of which stay as they are when others change."""
 _POLLED = (Slot, JobClass, RemoteDrone, Drone)
@@ -177,7 +182,11 @@ def parts_of(snapshot: Snapshot) -> dict[str, Mapping[Any, Any]]:
     refusing = {
         job.id: holders.setdefault(id(job.refuses), job.id) for job in view.classes if job.refuses
     }
-    taken_at = {"": view.taken_at}
+    services = snapshot.services
+    served = services.view or model.ServicesView(0.0)
+    if services.view is not None:
+        services = replace(services, view=replace(served, taken_at=0.0, slots=()))
+    taken_at = {"": view.taken_at, _SERVICES: served.taken_at}
     sites = dict(snapshot.sites)
     parts: dict[str, Mapping[Any, Any]] = {}
     for name, polled in snapshot.sites.items():
@@ -197,6 +206,8 @@ def parts_of(snapshot: Snapshot) -> dict[str, Mapping[Any, Any]]:
         "completions": {} if view.completions is None else {"": view.completions},
         "slots": _by_key(view.slots, "drone_id"),
         "classes": _by_key(view.classes, "id"),
+        "services": {"": services},
+        "servers": _by_key(served.slots, "drone_id"),
         "refusing": refusing,
         "refusals": {job.id: job.refuses for job in view.classes if refusing.get(job.id) == job.id},
         "sites": sites,
@@ -217,6 +228,7 @@ def write_snapshot(sql: sqlite3.Connection, snapshot: Snapshot, row: int, kept: 
         policy=Policy(),
         types=(),
         overlay=PolledOverlay(),
+        services=model.PolledServices(),
         sites={},
         drones={},
         estimates=NO_ESTIMATES,
@@ -248,7 +260,7 @@ def read_part(sql: sqlite3.Connection, name: str, row: int = NEWEST) -> dict[Any
         for key, entry in changed.items():
             if entry is None:
                 entries.pop(key, None)
-            elif isinstance(entry, float) and name == "slots":
+            elif isinstance(entry, float) and name in _OF_SLOTS:
                 # nobody has the slot yet; with 100,000 of them copies take as long as all else
                 object.__setattr__(entries[key], "heard_at", entry)
             else:
@@ -300,6 +312,15 @@ def _read_overlay(sql: sqlite3.Connection, row: int, bulk: bool) -> PolledOverla
     return replace(overlay, view=view)
 
 
+def _read_services(sql: sqlite3.Connection, row: int) -> model.PolledServices:
+    services: model.PolledServices = read_part(sql, "services", row).get("", model.PolledServices())
+    if services.view is None:
+        return services
+    slots = tuple(read_part(sql, "servers", row).values())
+    taken_at = read_part(sql, "taken_at", row)[_SERVICES]
+    return replace(services, view=replace(services.view, taken_at=taken_at, slots=slots))
+
+
 def _read_sites(sql: sqlite3.Connection, row: int, bulk: bool) -> dict[str, PolledSite]:
     sites: dict[str, PolledSite] = read_part(sql, "sites", row)
     taken_at = read_part(sql, "taken_at", row)
@@ -325,6 +346,7 @@ def read_parts(sql: sqlite3.Connection, row: int = NEWEST, *, bulk: bool = True)
         "estimates": replace(estimates, **of_keys),
         "overlay": _read_overlay(sql, row, bulk),
         "sites": _read_sites(sql, row, bulk),
+        "services": _read_services(sql, row),
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from provisioner import model
-from provisioner.controller.actuation import OrderBatch, carry_out
+from provisioner.controller.actuation import OrderBatch, Pools, carry_out
 from provisioner.controller.compute_thread import ComputeThread
 from provisioner.controller.loop import Controller
 from provisioner.controller.polling import Poller, PollTarget
@@ -167,7 +167,9 @@ async def test_an_order_without_a_receipt_may_have_been_carried_out() -> None:
             return []
 
     order = model.StartOrder(model.DroneId("kit-mem0-1"), GPU, 60.0, 30.0)
-    answers = await carry_out(OrderBatch("here", (order,)), Mute(), Pool(), VirtualClock(), 60.0)
+    answers = await carry_out(
+        OrderBatch("here", (order,)), Mute(), Pools(Pool()), VirtualClock(), 60.0
+    )
     assert [(r.drone_id, r.answer) for r in answers.starts] == [
         (order.drone_id, model.OrderOutcome.UNKNOWN)
     ]

@@ -1,0 +1,1 @@
+"""Inference services: the pool of their servers."""

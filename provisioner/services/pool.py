@@ -1,0 +1,345 @@
+"""The service pool: drones with servers join it, the balancer is kept in step with it, and it measures the demand.
+
+What a server has to be follows from the record of its drone at each poll: one that is asked to
+leave is withdrawn. So nothing is lost when the controller or the balancer starts again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, Self
+
+from provisioner import drone as drone_files
+from provisioner.interfaces import RejectedError, UnavailableError
+from provisioner.model import (
+    Bootstrap,
+    DrainMode,
+    Drone,
+    DroneId,
+    DroneType,
+    FaultKind,
+    InferenceServer,
+    ModelUse,
+    OrderOutcome,
+    OrderResult,
+    OrderResults,
+    ServicesView,
+    ServiceView,
+    Slot,
+    SlotState,
+    StartOrder,
+)
+from provisioner.services.haproxy import BalancedServer, BalancerView
+from provisioner.services.servers import (
+    ModelCounters,
+    ServerAddress,
+    ServerHealth,
+    may_serve,
+    probe,
+    server_address,
+    server_ports,
+)
+from provisioner.values import define, factory, frozen
+
+if TYPE_CHECKING:
+    import aiohttp
+
+PROBES_AT_ONCE = 100
+WORK_WINDOW_S = 60.0
+"""The work of a request is the mean of this time."""
+ANSWERS_WINDOW_S = 15.0
+"""The rate of requests, where no balancer measures it, is the mean of this time."""
+MAX_REMARKS = 20
+KEY_FILE, COMMAND_FILE = "service.key", "service.sh"
+
+
+class Balancer(Protocol):
+    """Distributor of the requests of clients to servers."""
+
+    async def sync(self, servers: Sequence[BalancedServer], now: float) -> BalancerView:
+        """Serve by these servers alone, and return what was measured. Raises UnavailableError."""
+        ...
+
+
+@frozen
+class PooledServer:
+    """Server of one drone, as its record and its type say."""
+
+    drone: Drone
+    server: InferenceServer
+    address: ServerAddress
+    withdrawn: bool
+
+
+@define
+class ServerWork:
+    """Counters of one server at the poll before, and the time of its newest request."""
+
+    models: Mapping[str, ModelCounters] = factory(dict)
+    busy_at: float = 0.0
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait in the server."""
+        return round(sum(each.pending for each in self.models.values()))
+
+
+@define
+class ServiceWork:
+    """Work of all servers of one service since it has been watched."""
+
+    models: dict[str, ModelUse] = factory(dict)
+    recent: deque[tuple[float, float, float]] = factory(deque)
+    """Time, requests and busy seconds of each poll with requests, as far back as the window."""
+    requested_at: float = 0.0
+
+    def add(self, model: str, counted: ModelCounters) -> None:
+        before = self.models.get(model) or ModelUse(model)
+        self.models[model] = ModelUse(
+            model,
+            before.requests + round(counted.requests),
+            before.queue_s + counted.queue_us / 1e6,
+            before.compute_s + counted.busy_s,
+        )
+
+    def note(self, now: float, requests: float, busy_s: float) -> None:
+        """Note the requests that were counted since the poll before."""
+        if requests:
+            self.recent.append((now, requests, busy_s))
+            self.requested_at = now
+        while self.recent and self.recent[0][0] <= now - WORK_WINDOW_S:
+            self.recent.popleft()
+
+    @property
+    def request_s(self) -> float:
+        """Time that one server works on one request; 0 without requests lately."""
+        requests = sum(each[1] for each in self.recent)
+        return sum(each[2] for each in self.recent) / requests if requests else 0.0
+
+    def requests_per_s(self, now: float) -> float:
+        """Return the mean rate of requests that servers answered lately."""
+        return sum(n for at, n, _ in self.recent if at > now - ANSWERS_WINDOW_S) / ANSWERS_WINDOW_S
+
+
+class ServerPool:
+    """The servers of all services, polled over HTTP, and the balancer in front of them."""
+
+    def __init__(
+        self,
+        keys: Mapping[str, Callable[[], str]] | None = None,
+        balancer: Balancer | None = None,
+    ) -> None:
+        """``keys``: functions that return the secret that servers ask for, by service."""
+        self.keys = keys or {}
+        self.balancer = balancer
+        self._session: aiohttp.ClientSession | None = None
+        self._servers: Mapping[DroneId, PooledServer] = {}
+        """Servers that were ready at the newest poll."""
+        self._ordered: dict[DroneId, bool] = {}
+        """Servers that an order withdrew, or took back, since the poll that is under way began."""
+        self._of_servers: dict[DroneId, ServerWork] = {}
+        self._of_services: dict[str, ServiceWork] = {}
+        self._balanced: Mapping[str, ServiceView] = {}
+        """The newest view of the balancer."""
+        self._syncing = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def poll(self, drones: Iterable[Drone], types: Sequence[DroneType]) -> ServicesView:
+        """Return the servers that are ready and the demand, after the balancer knows the same servers."""
+        self._ordered.clear()
+        kinds = {kind.key: kind for kind in types if kind.server is not None}
+        servers = [
+            PooledServer(drone, server, server_address(drone, server), drone.is_leaving)
+            for drone in filter(may_serve, drones)
+            if (kind := kinds.get(drone.type)) and (server := kind.server)
+            if server.service == drone.service
+        ]
+        health = await self._probed(servers)
+        self._servers = {
+            key: replace(each, withdrawn=self._ordered.get(key, each.withdrawn))
+            for each in servers
+            if health[key := each.drone.id].ready
+        }
+        notices: tuple[str, ...] = ()
+        try:
+            balanced = await self._sync()
+        except UnavailableError as error:
+            balanced = None
+            notices = (str(error),)
+        now = time.time()
+        self._measure(health, now)
+        if balanced is not None:
+            self._balanced = {view.name: view for view in balanced.services}
+            notices = balanced.notices
+        names = sorted({kind.service for kind in kinds.values()} | self._balanced.keys())
+        return ServicesView(
+            now,
+            tuple(self._view(name, now, is_measured=balanced is not None) for name in names),
+            tuple(self._slot(key, balanced, now) for key in self._servers),
+            notices,
+            tuple(_remarks(servers, health)),
+        )
+
+    async def _probed(self, servers: Sequence[PooledServer]) -> Mapping[DroneId, ServerHealth]:
+        """Return the answers of all servers."""
+        if not servers:
+            return {}
+        session = self._session = self._session or _new_session()
+        places = asyncio.Semaphore(PROBES_AT_ONCE)
+
+        async def answer(each: PooledServer) -> ServerHealth:
+            async with places:
+                return await probe(session, each.address, each.server)
+
+        answers = await asyncio.gather(*map(answer, servers))
+        return {each.drone.id: health for each, health in zip(servers, answers, strict=True)}
+
+    async def _sync(self) -> BalancerView | None:
+        """Let the balancer serve by the ready servers alone. Return what it measured; None without one."""
+        if self.balancer is None:
+            return None
+        async with self._syncing:
+            servers = [
+                BalancedServer(
+                    key,
+                    each.server.service,
+                    each.address.host,
+                    each.address.http_port,
+                    each.address.grpc_port,
+                    each.withdrawn,
+                )
+                for key, each in self._servers.items()
+            ]
+            return await self.balancer.sync(servers, time.time())
+
+    def _measure(self, health: Mapping[DroneId, ServerHealth], now: float) -> None:
+        """Add what the servers have counted since the poll before.
+
+        Of one that served before this controller watched it, the first counters are the base.
+        """
+        for key, each in self._servers.items():
+            before = self._of_servers.get(key)
+            service = self._of_services.setdefault(each.server.service, ServiceWork())
+            counters = health[key].models
+            requests = busy_s = 0.0
+            for model, count in counters.items():
+                base = before.models.get(model) if before else count
+                if base is None or not (before or each.drone.joined_at):
+                    base = ModelCounters()
+                counted = count.since(base)
+                service.add(model, counted)
+                requests += counted.requests
+                busy_s += counted.busy_s
+            service.note(now, requests, busy_s)
+            busy_at = now if requests else before.busy_at if before else 0.0
+            self._of_servers[key] = ServerWork(counters, busy_at)
+        for gone in self._of_servers.keys() - health.keys():
+            del self._of_servers[gone]
+
+    def _view(self, name: str, now: float, *, is_measured: bool) -> ServiceView:
+        """Return the demand for a service: as the balancer measured it, or else as its servers did."""
+        work = self._of_services.get(name) or ServiceWork()
+        mine = [key for key, each in self._servers.items() if each.server.service == name]
+        view = self._balanced.get(name)
+        if view is None:
+            requests = sum(use.requests for use in work.models.values())
+            view = ServiceView(name, requests, requested_at=work.requested_at)
+        if not is_measured:
+            waiting = sum(self._of_servers[key].pending for key in mine)
+            view = replace(
+                view, requests_per_s=work.requests_per_s(now), in_flight=waiting, queued=0
+            )
+        return replace(view, request_s=work.request_s, models=tuple(work.models.values()))
+
+    def _slot(self, key: DroneId, balanced: BalancerView | None, now: float) -> Slot:
+        """Return a ready server as a slot. Its jobs are the requests that it works on."""
+        each = self._servers[key]
+        work = self._of_servers[key]
+        known = balanced.in_flight.get(key) if balanced is not None else None
+        requests = work.pending if known is None else known
+        state = SlotState.DRAINING
+        if not each.withdrawn:
+            state = SlotState.BUSY if requests or work.busy_at == now else SlotState.IDLE
+        return Slot(
+            key,
+            state,
+            heard_at=now,
+            jobs=requests,
+            idle_since=0.0 if requests else work.busy_at,
+            name=f"{each.address.host}:{each.address.http_port}",
+        )
+
+    async def drain(
+        self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str
+    ) -> OrderResults:
+        """Withdraw servers from the balancer, or take them back. A balancer that is away learns it at the next poll."""
+        for key in drone_ids:
+            self._ordered[key] = mode is not DrainMode.RESUME
+        self._servers = {
+            key: replace(each, withdrawn=self._ordered.get(key, each.withdrawn))
+            for key, each in self._servers.items()
+        }
+        with suppress(UnavailableError):
+            await self._sync()
+        return [OrderResult(key, OrderOutcome.OK) for key in drone_ids]
+
+    async def bootstrap(self, order: StartOrder) -> Bootstrap:
+        """Return the script that runs the server, its ports and its secret."""
+        server = order.type.server
+        if server is None:
+            raise RejectedError(f"type {order.type.key} has no server", FaultKind.CONFIG)
+        files = {COMMAND_FILE: server.command.encode()} if server.command else {}
+        if (key := self.keys.get(server.service)) is not None:
+            try:
+                files[KEY_FILE] = (await asyncio.to_thread(key)).encode()
+            except Exception as error:
+                message = f"key of service {server.service}: {error}"
+                raise RejectedError(message, FaultKind.DENIED) from error
+        http_port, grpc_port, metrics_port = server_ports(order.drone_id, server)
+        env = {
+            "SERVICE_NAME": server.service,
+            "SERVICE_MODELS": " ".join(server.models),
+            "SERVICE_CONTAINER": server.container,
+            "SERVICE_HTTP_PORT": str(http_port),
+            "SERVICE_GRPC_PORT": str(grpc_port),
+            "SERVICE_METRICS_PORT": str(metrics_port),
+            "SERVICE_KEY_FILE": KEY_FILE if KEY_FILE in files else "",
+        }
+        env = {name: value for name, value in env.items() if value}
+        return Bootstrap(drone_files.script("service_drone.sh"), env, files)
+
+
+def _new_session() -> aiohttp.ClientSession:
+    """Return a session that sends nothing of the environment and of earlier answers."""
+    import aiohttp
+
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None),
+        headers={"Accept-Encoding": "identity"},
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+    )
+
+
+def _remarks(
+    servers: Sequence[PooledServer], health: Mapping[DroneId, ServerHealth]
+) -> Iterator[str]:
+    """Yield which servers have served, and are not ready now."""
+    unready = [each for each in servers if each.drone.joined_at and not health[each.drone.id].ready]
+    for each in unready[:MAX_REMARKS]:
+        address = f"{each.address.host}:{each.address.http_port}"
+        why = health[each.drone.id].why
+        yield f"server {each.drone.id} of {each.server.service} is not ready at {address}: {why}"
