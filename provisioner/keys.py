@@ -95,12 +95,12 @@ class Scope(TextKey):
 OVERLAY_SCOPE = Scope("overlay")
 """Breaker scope of the overlay. Failed polls never ban it."""
 
-SubjectKind = Literal["class", "drone", "site", "all"]
+SubjectKind = Literal["class", "drone", "site", "service", "all"]
 
 
 @frozen
 class Subject(TextKey):
-    """Object of a refusal: a job class, a drone or a site, each as ``<kind>:<name>``, or ``all``."""
+    """Object of a refusal: a job class, a drone, a site or a service, each as ``<kind>:<name>``, or ``all``."""
 
     kind: SubjectKind
     name: str = ""

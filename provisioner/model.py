@@ -425,6 +425,8 @@ class ServiceState:
     """Newest measured time of one server for one request; 0: never measured."""
     job_requests_per_s: float = 0.0
     """Learned requests per second of one running job that announces it; 0: never measured."""
+    learned_at: float = 0.0
+    """Time up to which that is learned; 0 while no job runs that announces it."""
 
 
 class RemoteState(StrEnum):

@@ -364,6 +364,45 @@ class Unneeded(LeaveReason):
 
 
 @_reason
+class SurplusServer(LeaveReason):
+    sentence = "service {service} has {servers:server} and needs {wanted}"
+
+    service: str
+    servers: int
+    wanted: int
+    """Servers that the demand of the last minutes needed."""
+
+
+@_reason
+class ServerYields(LeaveReason):
+    """Servers have more than their part of the GPUs (`services_share`), and waiting jobs lack them."""
+
+    sentence = "servers of services have {held} of {gpus} GPUs, and may have {share:percent} while jobs lack GPUs"
+
+    held: float
+    gpus: float
+    share: float
+
+
+@_reason
+class ServerEnds(LeaveReason):
+    """The drone of a server nears its end. A successor is started before, as far as one is needed."""
+
+    sentence = (
+        "withdrawn before its end at {ends_at:time}: {ready:other server} ready, {wanted} needed"
+    )
+
+    ends_at: float
+    ready: int
+    wanted: int
+
+
+@_reason
+class ServerDrained(LeaveReason):
+    sentence = "the server is withdrawn from the balancer and works on no request any more"
+
+
+@_reason
 class StateTimeout(LeaveReason):
     state: str
     for_s: float
@@ -549,6 +588,53 @@ class HeadroomShort(StartReason):
 
 
 @_reason
+class ServiceRequested(StartReason):
+    sentence = (
+        "starting {starts:server} of service {service}: {requests_per_s} requests/s, {queued:request} waiting; "
+        "{needed:server} needed, {servers} there or coming"
+    )
+
+    service: str
+    requests_per_s: float
+    """Requests that come to its balancer."""
+    queued: int
+    """Requests that wait at the balancer."""
+    needed: int
+    servers: int
+    starts: int
+
+
+@_reason
+class ServiceAnnounced(StartReason):
+    """Jobs call models of the service, or will, by their own announcement (`+WantsInference`)."""
+
+    sentence = (
+        "starting {starts:server} of service {service}: {waiting:job} waiting and {running} running announce its "
+        "models; {needed:server} needed, {servers} there or coming"
+    )
+
+    service: str
+    waiting: int
+    running: int
+    needed: int
+    servers: int
+    starts: int
+
+
+@_reason
+class ServiceMinimum(StartReason):
+    sentence = (
+        "starting {starts:server} of service {service}: at least {at_least} are kept, {servers} there or "
+        "coming"
+    )
+
+    service: str
+    at_least: int
+    servers: int
+    starts: int
+
+
+@_reason
 class BadRequest(ConfigurationReason):
     sentence = "no slot can ever satisfy the request of these jobs{message:tail}"
 
@@ -620,6 +706,28 @@ class PoolLimit(LimitReason):
     sentence = "the pool would match no more of these jobs to any slot{message:tail}"
 
     message: str
+
+
+@_reason
+class ServicesShare(LimitReason):
+    sentence = (
+        "servers of services have {held} of {gpus} GPUs: while jobs wait for GPUs they may have {share:percent} "
+        "(`services_share`)"
+    )
+
+    held: float
+    gpus: float
+    """GPUs of all drones, and those that are free."""
+    share: float
+
+
+@_reason
+class ModelUnknown(ConfigurationReason):
+    """The jobs run nevertheless: they find no server for the model."""
+
+    sentence = "these jobs announce model {model}, which no service has"
+
+    model: str
 
 
 @_reason
@@ -1027,6 +1135,17 @@ _Timed = (
     | StateTimeout
     | LeftPool
 )
+_Served = (
+    ServiceRequested
+    | ServiceAnnounced
+    | ServiceMinimum
+    | SurplusServer
+    | ServerYields
+    | ServerEnds
+    | ServerDrained
+    | ServicesShare
+    | ModelUnknown
+)
 _Asked = (
     OperatorRequested
     | PreemptedForOwner
@@ -1081,7 +1200,7 @@ class _ByKind:
         return {"type": "tagged-union", "discriminator": "kind", "choices": choices}
 
 
-Reason = Annotated[_Ordered | _Observed | _Timed | _Asked | _Wanted | _Held, _ByKind()]
+Reason = Annotated[_Ordered | _Observed | _Timed | _Served | _Asked | _Wanted | _Held, _ByKind()]
 
 
 class StartOutcome(StrEnum):

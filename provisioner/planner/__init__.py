@@ -17,8 +17,9 @@ from provisioner.planner.capacity import Supply
 from provisioner.planner.context import PlanningContext, check_views
 from provisioner.planner.lifecycle import observe_all
 from provisioner.planner.owner import OwnerReservations, reclaim_reserve
-from provisioner.planner.placement import place
+from provisioner.planner.placement import Allocation, place
 from provisioner.planner.retirement import retire
+from provisioner.planner.services import serve
 from provisioner.planner.settled import SettledDrones
 
 __all__ = ["decide", "planner"]
@@ -35,12 +36,14 @@ def decide(snapshot: Snapshot, settled: SettledDrones | None = None) -> Plan:
     context = PlanningContext.of(snapshot, validity, observed, breakers)
     black_holes = BlackHoles.of(context)
     reservations = OwnerReservations.of(context)
-    placed = place(context, reservations, Supply.of(context))
+    allocation = Allocation(context, reservations, Supply.of(context))
+    served = serve(allocation)
+    placed = place(allocation)
     preemptions = [
         *reservations.preemptions,
         *reclaim_reserve(context, reservations, placed.lacking_room),
     ]
-    retired = retire(context, preemptions, placed, black_holes)
+    retired = retire(context, preemptions, placed, black_holes, served)
     moves = {move.drone.id: move for move in observed}
     for marked in retired.moves:
         earlier = moves.get(marked.drone.id)
@@ -60,7 +63,7 @@ def decide(snapshot: Snapshot, settled: SettledDrones | None = None) -> Plan:
         ),
         stops=tuple(retired.stops),
         orphans=tuple(retired.orphans),
-        refusals=(*placed.refusals, *retired.refusals),
+        refusals=(*served.refusals, *placed.refusals, *retired.refusals),
         breakers=tuple(
             b
             for b in {**breakers, **black_holes.breakers}.values()
@@ -68,6 +71,7 @@ def decide(snapshot: Snapshot, settled: SettledDrones | None = None) -> Plan:
         ),
         requests_done=tuple(retired.requests_done),
         patience=tuple(reservations.patience),
+        services=tuple(served.states),
     )
 
 

@@ -27,7 +27,7 @@ from provisioner.planner.context import (
 from provisioner.planner.forecast import forecast_start
 from provisioner.planner.matching import format_gpus, resources_of_type, unmet_requirement
 from provisioner.planner.owner import OwnerReservations
-from provisioner.planner.placement import place
+from provisioner.planner.placement import Allocation, place
 from provisioner.planner.settled import is_full
 from provisioner.reasons import (
     NegotiatorSilent,
@@ -198,8 +198,8 @@ class WhatIf:
         """Return when the changed job would start, and what holds it back."""
         context = self._context(change)
         reservations = OwnerReservations.of(context)
-        supply = Supply.of(context)
-        placed = place(context, reservations, supply, change.job.id)
+        allocation = Allocation(context, reservations, Supply.of(context))
+        placed = place(allocation, change.job.id)
         return forecast_start(context, placed, change.job)
 
     def _context(self, change: RequestChange) -> PlanningContext:

@@ -53,6 +53,12 @@ class ViewValidity:
     news: Sequence[SeenDrone]
     """The drones on record but those that are settled."""
     settled: SettledDrones
+    services: Reason | None = None
+    """Doubt about the view of the services; None without services."""
+
+    def pool_doubt(self, drone: Drone) -> Reason | None:
+        """Return the doubt about the view of the pool that a drone joins: that of the services, or the overlay."""
+        return self.services if drone.service else self.overlay
 
 
 def check_views(snapshot: Snapshot, settled: SettledDrones | None = None) -> ViewValidity:
@@ -68,6 +74,13 @@ def check_views(snapshot: Snapshot, settled: SettledDrones | None = None) -> Vie
     if view is not None and overlay is None:
         oldest = now - policy.slot_max_age_s
         slots = {slot.drone_id: slot for slot in view.slots if slot.heard_at >= oldest}
+    services = None
+    if policy.services:
+        polled_services = snapshot.services
+        seen = polled_services.view
+        services = _stale("services", seen, polled_services.fault, now, policy.overlay_max_age_s)
+        if seen is not None and services is None:
+            slots.update((slot.drone_id, slot) for slot in seen.slots)
     sites: dict[str, Reason | None] = {}
     views: dict[str, SiteView] = {}
     for name, site_policy in policy.sites.items():
@@ -86,12 +99,12 @@ def check_views(snapshot: Snapshot, settled: SettledDrones | None = None) -> Vie
     known = SettledDrones() if settled is None else settled
     news = known.others(snapshot, slots, views)
     vanished = _vanished(snapshot, views, news)
-    return ViewValidity(overlay, {**sites, **vanished}, slots, views, news, known)
+    return ViewValidity(overlay, {**sites, **vanished}, slots, views, news, known, services)
 
 
 def _stale(
     name: str,
-    view: model.OverlayView | SiteView | None,
+    view: model.OverlayView | SiteView | model.ServicesView | None,
     fault: model.Fault | None,
     now: float,
     limit_s: float,

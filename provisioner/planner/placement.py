@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from provisioner import model, reasons
-from provisioner.job_filter import FIRST_JOBS, FIRST_JOBS_S, JobFilter
+from provisioner.job_filter import FIRST_JOBS, FIRST_JOBS_S, TAKES_ALL, JobFilter
 from provisioner.keys import ALL, OVERLAY_SCOPE, Subject
 from provisioner.model import (
     Drain,
@@ -87,17 +87,14 @@ _PASSING = (*_NO_ROOM_AT_SITE, reasons.SiteQuota, reasons.OwnerWaits)
 """Reasons against a start that pass without anybody's action."""
 
 
-def place(
-    context: PlanningContext, reservations: OwnerReservations, supply: Supply, last: str = ""
-) -> Placement:
+def place(allocation: Allocation, last: str = "") -> Placement:
     """Serve the classes, and headroom last.
 
     Existing drones take the jobs that are hardest to place first, as the fewest drones are missing
     then. Drones are started for the others in turns between users, up to the class ``last``.
     """
-    placement = Placement(
-        context, Allocation(context, reservations, supply), GroupShares.of(context)
-    )
+    context = allocation.context
+    placement = Placement(context, allocation, GroupShares.of(context))
     blind = _no_starts_reason(context)
     if blind is not None:
         placement.refusals.append(blind)
@@ -116,8 +113,9 @@ def place(
         placement.start(job, context.compatible[job.id], covered[n])
         if job.id == last:
             return placement
-    supply.add_preemptible(context)
-    without = sites_without_headroom(context, placement.refusals, reservations.claimed)
+    allocation.supply.add_preemptible(context)
+    claimed = allocation.reservations.claimed
+    without = sites_without_headroom(context, placement.refusals, claimed)
     placement.without_headroom = without
     for job in context.headroom:
         compatible = context.compatible[job.id]
@@ -230,17 +228,35 @@ class Allocation:
         """Start ``count`` drones of a type for a class of which ``covered`` jobs are covered."""
         name = self.context.names.of(job.id)
         reason: Reason = reasons.JobsWaiting(job.id, name, job.waiting, covered, count)
-        snapshot = self.context.snapshot
         # Jobs of other classes are counted on for the rest of drones that the class does not fill.
         fills = job.waiting - covered >= count * self.context.compatible[job.id].jobs[kind.key]
         if is_headroom(job.id):
             reason = reasons.HeadroomShort(
                 job.id.removeprefix(HEADROOM_PREFIX), job.waiting, covered, count
             )
-        life_s = shortened_life_s(self.context, kind)
+        self.book(kind, count)
+        job_filter = self._job_filter(kind, job, fills)
+        self.record(kind, count, job.id, reason, job_filter)
+        ends_at = drone_end_at(self.context, kind)
+        shape = SlotShape(resources_of_type(kind), ends_at, True, job_filter=job_filter.lasting)
+        self.supply.add(DroneSlots(kind, shape, count))
+
+    def book(self, kind: DroneType, count: int) -> None:
+        """Count ``count`` starts of a type against the limits, and against the headroom in front of an owner."""
         self.risk.book(kind, count)
         self.limits.start(kind.key, count)
-        job_filter = self._job_filter(kind, job, fills)
+
+    def record(
+        self,
+        kind: DroneType,
+        count: int,
+        for_class: str,
+        reason: Reason,
+        job_filter: JobFilter = TAKES_ALL,
+    ) -> None:
+        """Add the starts that are booked to the plan."""
+        snapshot = self.context.snapshot
+        life_s = shortened_life_s(self.context, kind)
         for _ in range(count):
             drone = Drone(
                 id=DroneId(f"{snapshot.id_prefix}-{snapshot.next_serial + len(self.starts)}"),
@@ -249,13 +265,11 @@ class Allocation:
                 since=snapshot.now,
                 requested_at=snapshot.now,
                 gpu_milli=kind.gpu_milli,
-                for_class=job.id,
+                for_class=for_class,
                 job_filter=job_filter,
+                service=kind.service,
             )
             self.starts.append(Start(drone, reason, life_s))
-        ends_at = drone_end_at(self.context, kind)
-        shape = SlotShape(resources_of_type(kind), ends_at, True, job_filter=job_filter.lasting)
-        self.supply.add(DroneSlots(kind, shape, count))
 
     def _job_filter(self, kind: DroneType, job: JobClass, fills: bool) -> JobFilter:
         """Return the rules on the jobs of a drone started for a class, of which jobs ``fills`` all such drones."""

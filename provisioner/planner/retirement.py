@@ -26,7 +26,7 @@ from provisioner.model import (
     StopOrphan,
     TypeKey,
 )
-from provisioner.planner.black_holes import NO_BLACK_HOLES, BlackHoles
+from provisioner.planner.black_holes import BlackHoles
 from provisioner.planner.capacity import Supply, passes_soon
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.demand import GroupShares, is_headroom, kept_for_headroom
@@ -34,6 +34,7 @@ from provisioner.planner.lifecycle import ended_record, undrained_record
 from provisioner.planner.matching import count_jobs, resources_for_gpu_jobs
 from provisioner.planner.owner import PreemptionOrder
 from provisioner.planner.placement import Placement
+from provisioner.planner.services import ServicePlan
 from provisioner.planner.states import (
     NO_END,
     STATE_RULES,
@@ -65,10 +66,11 @@ def retire(
     context: PlanningContext,
     preemptions: Sequence[PreemptionOrder],
     placed: Placement,
-    black_holes: BlackHoles = NO_BLACK_HOLES,
+    black_holes: BlackHoles,
+    served: ServicePlan,
 ) -> Retirement:
     """Return the drones that are asked to leave, at most one order per drone; the first rule that applies decides."""
-    retirement = Retirement(context, preemptions, placed, black_holes)
+    retirement = Retirement(context, preemptions, placed, black_holes, served)
     for request in context.snapshot.requests:
         if _carry_out(retirement, request):
             retirement.requests_done.append(request.id)
@@ -79,7 +81,8 @@ def retire(
         retirement.find_unneeded()
         for drone in context.unsettled:
             if retirement.may_ask(drone):
-                for retires in DRONE_RULES[drone.state]:
+                rules = SERVER_RULES if drone.service else DRONE_RULES
+                for retires in rules[drone.state]:
                     if retires(retirement, drone):
                         break
     _stop_orphans(retirement, paused)
@@ -94,6 +97,7 @@ class Retirement:
     preemptions: Sequence[PreemptionOrder]
     placed: Placement
     black_holes: BlackHoles
+    served: ServicePlan
     drains: list[Drain] = factory(list)
     stops: list[Stop] = factory(list)
     orphans: list[StopOrphan] = factory(list)
@@ -123,8 +127,8 @@ class Retirement:
         leaving: DroneState,
         mode: DrainMode = DrainMode.PEACEFUL,
     ) -> None:
-        """Drain a drone, unless the overlay's view is invalid: it could not be asked, nor seen to be busy."""
-        if self.context.validity.overlay is not None:
+        """Drain a drone, unless its pool's view is invalid: it could not be asked, nor seen to be busy."""
+        if self.context.validity.pool_doubt(drone) is not None:
             return
         draining = DroneState.DRAINING
         now = self.context.now
@@ -386,11 +390,25 @@ def drain_for_larger_jobs(retirement: Retirement) -> None:
             retirement.drain(drone, reserved.reason, _final_state(drone))
 
 
+def drain_servers(retirement: Retirement) -> None:
+    """Drain the servers that no service needs, those that end soon, and one that yields to jobs."""
+    served = retirement.served
+    leaving = [
+        (retirement.context.drones[drone_id], why) for drone_id, why in served.leaving.items()
+    ]
+    if served.states and retirement._lacking_room:
+        leaving += served.over_share()
+    for drone, reason in leaving:
+        if retirement.may_ask(drone):
+            retirement.drain_or_stop(drone, reason, _final_state(drone), DrainMode.PEACEFUL)
+
+
 PLAN_RULES: tuple[Callable[[Retirement], None], ...] = (
     stop_for_owners,
     drain_black_holes,
     drain_at_risk,
     drain_for_larger_jobs,
+    drain_servers,
 )
 """Rules that choose among all drones, in order. They come after operators' requests."""
 
@@ -503,6 +521,26 @@ def empty_and_draining(retirement: Retirement, drone: Drone) -> bool:
     return True
 
 
+def server_drained(retirement: Retirement, drone: Drone) -> bool:
+    """Stop a withdrawn server that works on no request, or whose grace is over. It does not end by itself."""
+    context = retirement.context
+    if context.validity.pool_doubt(drone) is not None:
+        return False
+    slot = context.slots.get(drone.id)
+    spent_s = context.now - drone.since
+    grace_s = context.snapshot.policy.of_site(drone.site).grace_s
+    withdrawn = slot is not None and slot.state is model.SlotState.DRAINING
+    leaving = drone.leaving or _final_state(drone)
+    if withdrawn and not drone.jobs:
+        retirement.stop(drone, reasons.ServerDrained(), leaving)
+    elif spent_s > grace_s:
+        why = reasons.StateTimeout(drone.state.value, spent_s, grace_s)
+        retirement.stop(drone, why, leaving)
+    else:
+        return False
+    return True
+
+
 def overdue(retirement: Retirement, drone: Drone) -> bool:
     """Apply the state's rule to a drone that has been in one state for too long."""
     limit_s, since = _limit(retirement, drone)
@@ -562,6 +600,15 @@ DRONE_RULES: Mapping[DroneState, tuple[DroneRule, ...]] = {
 
 A rule returns True if it decides about the drone; later rules are skipped.
 """
+_OF_JOBS = (unneeded, idle, optional_jobs_only, empty_and_draining)
+SERVER_RULES: Mapping[DroneState, tuple[DroneRule, ...]] = {
+    **{
+        state: tuple(rule for rule in rules if rule not in _OF_JOBS)
+        for state, rules in DRONE_RULES.items()
+    },
+    DroneState.DRAINING: (left_pool, server_drained, overdue, drain_ignored),
+}
+"""The same for the server of a service, without the rules about jobs."""
 
 
 def _final_state(drone: Drone) -> DroneState:

@@ -169,6 +169,17 @@ class PreemptionRisk:
         """Return True if places of a type are known to be preempted."""
         return kind.site in self.head_milli or bool(self.estimates.taken_per_s.get(kind.site))
 
+    def preempted_per_s(self, kind: DroneType) -> float:
+        """Return the expected preemptions of a drone of a type, started now, per second of its first hour."""
+        head = self.head_milli.get(kind.site)
+        if head is None:
+            return self.estimates.taken_per_s.get(kind.site, 0.0)
+        chances = self.estimates.rises[kind.site].chances(head - kind.gpu_milli)
+        return max(
+            (chance / until_s for until_s, chance in zip(HORIZONS_S[:3], chances, strict=False)),
+            default=0.0,
+        )
+
     def book(self, kind: DroneType, count: int) -> None:
         """Take the headroom of ``count`` started drones."""
         self._accepted = None

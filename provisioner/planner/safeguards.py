@@ -241,7 +241,10 @@ def _describe_action(action: Action) -> tuple[Subject, str]:
     """Return the subject of an action's refusal, and the action in words."""
     match action:
         case Start(drone=drone):
-            return Subject("class", drone.for_class), f"start {drone.id} of {drone.type}"
+            subject = Subject("class", drone.for_class)
+            if drone.service:
+                subject = Subject("service", drone.service)
+            return subject, f"start {drone.id} of {drone.type}"
         case StopOrphan(site=site, drone_id=drone_id):
             return Subject("drone", drone_id), f"stop the orphan {drone_id} at {site}"
         case Drain(drone=drone) | Stop(drone=drone):

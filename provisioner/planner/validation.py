@@ -52,7 +52,11 @@ _MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {
     "node-reserved",
     "black-hole",
     "optional-jobs-only",
+    "surplus-server",
+    "server-yields",
+    "server-ends",
 }
+_STARTS_SERVERS = ("service-requested", "service-announced", "service-minimum")
 _QUEUED_STATES = (DroneState.SUBMITTED, DroneState.QUEUED)
 _ON_THE_WAY = (DroneState.REQUESTED, *_QUEUED_STATES, DroneState.BOOTING)
 _cap_key = attrgetter("type", "gpu_milli", "state")
@@ -264,15 +268,20 @@ def _grounds(check: PlanCheck, action: Drain | Stop) -> frozenset[str]:
 
 
 def fresh_view_of_the_pool(check: PlanCheck) -> Breaches:
-    """Start and drain nothing without a fresh view of the overlay."""
-    overlay = check.snapshot.overlay
-    plan = check.plan
-    seen_at = overlay.view.taken_at if overlay.view is not None and overlay.fault is None else None
-    max_age_s = check.snapshot.policy.overlay_max_age_s
-    is_fresh = seen_at is not None and check.snapshot.now - seen_at <= max_age_s
-    if not is_fresh and (plan.starts or plan.drains):
-        text = f"{len(plan.starts)} starts and {len(plan.drains)} drains without a fresh view of the overlay"
-        yield Breach(text, (*plan.starts, *plan.drains))
+    """Start and drain nothing without a fresh view of its pool: the overlay, or the services."""
+    snapshot = check.snapshot
+    pools = (("overlay", snapshot.overlay, False), ("services", snapshot.services, True))
+    for name, polled, of_services in pools:
+        seen_at = polled.view.taken_at if polled.view is not None and not polled.fault else None
+        max_age_s = snapshot.policy.overlay_max_age_s
+        is_fresh = seen_at is not None and snapshot.now - seen_at <= max_age_s
+        starts = [a for a in check.plan.starts if bool(a.drone.service) is of_services]
+        drains = [a for a in check.plan.drains if bool(a.drone.service) is of_services]
+        if not is_fresh and (starts or drains):
+            text = (
+                f"{len(starts)} starts and {len(drains)} drains without a fresh view of the {name}"
+            )
+            yield Breach(text, (*starts, *drains))
 
 
 def fresh_views_of_sites(check: PlanCheck) -> Breaches:
@@ -420,7 +429,8 @@ def _on_nodes(
 
 def starts_for_demand(check: PlanCheck) -> Breaches:
     """Start no more drones for a class than its jobs wait, or than its headroom wants."""
-    for class_id, starts in _grouped(check.plan.starts, "drone.for_class").items():
+    for_jobs = [start for start in check.plan.starts if not start.drone.service]
+    for class_id, starts in _grouped(for_jobs, "drone.for_class").items():
         job = check.classes.get(class_id)
         text = f"{len(starts)} drones are started for "
         if class_id in check.warm:
@@ -471,7 +481,7 @@ def able_drones(check: PlanCheck) -> Breaches:
             continue
         pairs = zip(_sizes(job), _sizes(kind), strict=True)
         too_small = any(need > offer for need, offer in pairs)
-        for_gpu_jobs = kind.gpu_milli and not job.gpu_milli
+        for_gpu_jobs = (kind.gpu_milli and not job.gpu_milli) or kind.server is not None
         if job.invalid or kind.key in job.refuses or too_small or for_gpu_jobs:
             yield _of(start, f"of {kind.key} cannot run class {check.names.of(job.id)}")
 
@@ -512,9 +522,101 @@ def lives_before_downtimes(check: PlanCheck) -> Breaches:
 def reasons_of_starts(check: PlanCheck) -> Breaches:
     """Give the reason that the class calls for: waiting jobs, or headroom."""
     for start in check.plan.starts:
+        if start.drone.service:
+            if start.reason.kind not in _STARTS_SERVERS:
+                yield _of(start, f"is started because {start.reason.kind}")
+            continue
         is_warm = start.drone.for_class in check.warm
         if start.reason.kind != ("headroom-short" if is_warm else "jobs-waiting"):
             yield _of(start, f"is started because {start.reason.kind}")
+
+
+# --- promises about inference services
+
+
+def servers_of_services(check: PlanCheck) -> Breaches:
+    """Start a server only for a configured service, of a type that has one of it, and where something calls for it."""
+    services = {service.name: service for service in check.snapshot.policy.services}
+    for start, _, kind in check.starts:
+        name = start.drone.service
+        served = kind.server.service if kind is not None and kind.server is not None else ""
+        if name != served:
+            yield _of(start, f"is started for service {name!r} and is of service {served!r}")
+        elif name and name not in services:
+            yield _of(start, f"is started for service {name}, which is not configured")
+        elif name and not services[name].at_least and not _is_called(check, name):
+            yield _of(start, f"is started for service {name}, for which nothing calls")
+
+
+def _is_called(check: PlanCheck, name: str) -> bool:
+    """Return True if requests come to a service, or jobs announce a model of it."""
+    view = check.snapshot.services.view
+    for each in view.services if view is not None else ():
+        if each.name == name and (each.requests_per_s or each.in_flight or each.queued):
+            return True
+    served = [kind.server for kind in check.types.values() if kind.server is not None]
+    models = {model for each in served if each.service == name for model in each.models}
+    models |= {model.partition(":")[0] for model in models}
+    called = (job for job in check.classes.values() if models.intersection(job.inference))
+    return any(job.waiting or job.fresh or job.running for job in called)
+
+
+def servers_within_bounds(check: PlanCheck) -> Breaches:
+    """Keep at most so many servers of a service, and drain none below its least number."""
+    for service in check.snapshot.policy.services:
+        mine = [
+            check.moved.get(drone_id, drone)
+            for drone_id, drone in check.snapshot.drones.items()
+            if drone.service == service.name
+        ]
+        live = [each for each in mine if each.leaving is None and not each.state.ended]
+        # a successor comes before the other has ended
+        lasting = [each for each in live if not _is_ending(check, each)]
+        starts = [s for s in check.plan.starts if s.drone.service == service.name]
+        asks = [(start, 1) for start in starts]
+        yield from _beyond(f"servers of {service.name}", asks, service.at_most, len(lasting))
+        spare = [
+            action
+            for action in check.plan.leaves
+            if action.drone.service == service.name
+            and action.reason.kind in ("surplus-server", "server-yields")
+        ]
+        if spare and len(live) - len(spare) < service.at_least:
+            text = f"{len(spare)} of {len(live)} servers of {service.name} leave, at least {service.at_least} are kept"
+            yield Breach(text, tuple(spare[max(0, len(live) - service.at_least) :]))
+
+
+def _is_ending(check: PlanCheck, drone: model.Drone) -> bool:
+    """Return True if less than half of the life of a drone is left, or its site ends it."""
+    kind = check.types.get(drone.type)
+    walltime_s = kind.walltime_s if kind is not None else 0.0
+    view = check.views.get(drone.site)
+    over = (
+        walltime_s and drone.started_at and check.snapshot.now - drone.started_at > walltime_s / 2
+    )
+    return bool(over or drone.notice_at or (view is not None and view.downtime_at))
+
+
+def share_of_services(check: PlanCheck) -> Breaches:
+    """Start no servers beyond their share of the GPUs while jobs wait for GPUs that some type has."""
+    asks = [(start, start.drone.gpu_milli) for start in check.plan.starts if start.drone.service]
+    nodes = [view.nodes for view in check.views.values()]
+    # elsewhere it is not known for sure what is free
+    if not asks or not all(nodes) or not _gpu_jobs_wait(check):
+        return
+    live = [d for key, d in check.snapshot.drones.items() if not check.has_ended(key)]
+    held = sum(drone.gpu_milli for drone in live if drone.service and drone.leaving is None)
+    total = sum(node.free_gpu_milli for some in nodes for node in some)
+    total += sum(drone.gpu_milli for drone in live)
+    allowed = max(held, int(check.snapshot.policy.services_share * total))
+    yield from _beyond("GPUs for servers", asks, allowed, held, 1000)
+
+
+def _gpu_jobs_wait(check: PlanCheck) -> bool:
+    kinds = [kind for kind in check.snapshot.types if kind.server is None]
+    largest = max((kind.gpu_milli for kind in kinds), default=0)
+    jobs = (job for job in check.classes.values() if job.waiting > job.limited and not job.invalid)
+    return any(0 < job.gpu_milli <= largest for job in jobs)
 
 
 def _of(start: Start, broken: str) -> Breach:
@@ -543,5 +645,8 @@ PROMISES: tuple[Callable[[PlanCheck], Breaches], ...] = (
     willing_drones,
     lives_before_downtimes,
     reasons_of_starts,
+    servers_of_services,
+    servers_within_bounds,
+    share_of_services,
 )
 """Promises of a plan, in the order of their messages."""

@@ -24,10 +24,7 @@ from adapters.embedded.queue import remove
 from provisioner.answers.errors import Exit
 from provisioner.answers.schemas import output_schemas
 from provisioner.model import DrainMode, RequestKind
-from provisioner.planner.capacity import Supply
-from provisioner.planner.context import PlanningContext
-from provisioner.planner.owner import OwnerReservations
-from provisioner.planner.placement import Placement, place
+from provisioner.planner.placement import Allocation, Placement, place
 from provisioner.store.reader import Reader
 from tests.cli.conftest import Cli, process
 
@@ -336,12 +333,10 @@ def test_plan_leaves_out_a_class_that_the_planner_fails_on(
     """It ended with a traceback."""
     from provisioner import planner
 
-    def fails(
-        context: PlanningContext, reservations: OwnerReservations, supply: Supply
-    ) -> Placement:
-        if any(job.id == "7" for job in context.classes):
+    def fails(allocation: Allocation) -> Placement:
+        if any(job.id == "7" for job in allocation.context.classes):
             raise ZeroDivisionError("integer division or modulo by zero")
-        return place(context, reservations, supply)
+        return place(allocation)
 
     monkeypatch.setattr(planner, "place", fails)
     ran = on("plan")

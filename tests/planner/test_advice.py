@@ -415,5 +415,5 @@ def test_full_drones_and_classes_behind_change_no_advice(monkeypatch: pytest.Mon
     waiting = [(world, job) for world, view in views if view for job in view.classes[:3]]
     known = told()
     monkeypatch.setattr(advice, "is_full", lambda *_: False)
-    monkeypatch.setattr(advice, "place", lambda *given: place(*given[:3]))
+    monkeypatch.setattr(advice, "place", lambda *given: place(given[0]))
     assert told() == known and len(known) > 50
