@@ -18,6 +18,7 @@ from pydantic import Field
 
 from adapters.embedded import queue
 from adapters.embedded.queue import EmbeddedJob, JobState
+from adapters.shared.inference import announced_models
 from adapters.shared.starts import rejected
 from provisioner import model
 from provisioner.config.models import ConfigSection
@@ -199,16 +200,19 @@ def _drain(
     return OrderResult(drone_id, model.OrderOutcome.OK)
 
 
+MODELS_VARIABLE = "WANTS_INFERENCE"
+"""Environment variable of a job with the models that it announces to call."""
 _SIZE_FIELDS = ("gpu_milli", "cpus", "memory_mib", "disk_mib", "vram_mib", "capability")
 _REQUEST = ("owner", "priority", *_SIZE_FIELDS, "gpu_model", "walltime_s")
 _CLASSES = f"""
-SELECT {", ".join(_REQUEST)}, gpu_optional,
+SELECT {", ".join(_REQUEST)}, gpu_optional, json_extract(env, '$.{MODELS_VARIABLE}') AS inference,
     sum(state = 'idle') AS waiting,
     sum(state = 'running') AS running,
     sum(state = 'held') AS held,
     coalesce(min(CASE WHEN state = 'idle' THEN submitted_at END), 0) AS oldest_at,
     coalesce(group_concat(CASE WHEN state = 'idle' THEN id END), '') AS ids
-FROM job WHERE state IN ('idle', 'running', 'held') GROUP BY {", ".join(_REQUEST)}, gpu_optional
+FROM job WHERE state IN ('idle', 'running', 'held')
+GROUP BY {", ".join(_REQUEST)}, gpu_optional, inference
 """
 
 
@@ -219,9 +223,12 @@ def _classes(connection: sqlite3.Connection, types: Sequence[DroneType]) -> Iter
         ids = spans(map(int, filter(None, row.pop("ids").split(","))))
         optional = bool(row.pop("gpu_optional"))
         request += ("optional",) if optional else ()
+        told = row.pop("inference")
+        request += (told,) if told else ()
         found = JobClass(
             **row,
             id=hashlib.blake2s(repr(request).encode(), digest_size=4).hexdigest(),
+            inference=announced_models(told),
             refuses={
                 kind.key: model.UnmetRequirement("gpu_model", wanted, kind.gpu_model or "unknown")
                 for kind in types

@@ -359,6 +359,7 @@ class EstimateCollector:
             was.state in (DroneState.IDLE, DroneState.BUSY)
             and drone.state is DroneState.BUSY
             and served
+            and not drone.service
         ):
             self._gap(drone.site, now - was.idle_at)
 
@@ -380,7 +381,7 @@ class EstimateCollector:
                 self._site(drain.drone.site).departed.append((drain.reason.idle_s, snapshot.now))
         for start in plan.starts:
             departed = self._site(start.drone.site).departed
-            if departed:  # the one that left last would have served these jobs
+            if departed and not start.drone.service:  # the one that left last would have served these jobs
                 idle_s, left_at = departed.pop()
                 self._gap(start.drone.site, idle_s + snapshot.now - left_at)
         for name, site in self.sites.items():

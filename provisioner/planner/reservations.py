@@ -416,7 +416,7 @@ class JobReservations:
     def _holders(self) -> Mapping[str, Mapping[str, list[NodeHolder]]]:
         """Drones that serve or drain, by site that reports its nodes, and by node.
 
-        A drone that the owner takes back makes no room.
+        A drone that the owner takes back makes no room, nor does a server.
         """
         context = self.context
         spaces = {key: Resources.of(kind) for key, kind in context.types.items()}
@@ -425,7 +425,7 @@ class JobReservations:
             slot = context.slots.get(drone.id)
             site = drone.site
             serves = slot is not None or (drone.is_leaving and drone.started_at)
-            if site in found and serves and not drone.notice_at:
+            if site in found and serves and not (drone.notice_at or drone.service):
                 free_in_s = RELEASE_S + (
                     _ends_s(self._rest_s(slot), slot.jobs)[-1] if slot and slot.jobs else 0.0
                 )

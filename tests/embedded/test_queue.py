@@ -16,6 +16,26 @@ from provisioner.interfaces import UnavailableError
 from provisioner.model import DrainMode, DroneId, OverlayView, StartOrder
 from tests.embedded.drones import KIND, config
 
+
+def announcing(path: Path, models: str) -> None:
+    queue.submit(path, ["true"], env={"WANTS_INFERENCE": models})
+
+
+async def test_jobs_announce_models_by_a_variable(path: Path) -> None:
+    queue.submit(path, ["true"], count=2, env={"OTHER": "x"})
+    plain = (await poll(path)).classes
+    for models in ("deepmet:3,pnet", "deepmet:3,pnet", "pnet,deepmet:3", "$(rm)"):
+        announcing(path, models)
+    found = (await poll(path)).classes
+    assert sorted((job.waiting, job.inference) for job in found) == [
+        (1, ()),
+        (1, ("deepmet:3", "pnet")),
+        (2, ()),
+        (2, ("deepmet:3", "pnet")),
+    ]
+    assert len({job.id for job in found}) == 4 and plain[0] in found
+
+
 SLOT = {"name": "pair@here#kit-abcd-1", "state": "busy"}
 
 

@@ -191,6 +191,31 @@ def test_jobs_may_say_how_they_use_a_gpu_and_a_broken_hint_stops_no_job(
     )
 
 
+@pytest.mark.parametrize(
+    ("told", "models"),
+    [
+        ('"deepmet:3"', ("deepmet:3",)),
+        ('"pnet:1, deepmet:3,pnet:1"', ("deepmet:3", "pnet:1")),
+        ('{"deepmet:3", "pnet"}', ("deepmet:3", "pnet")),
+        ("true", ()),
+        ("{1, undefined}", ()),
+        ("error", ()),
+        ('"a b, $(rm), ../x, deepmet:"', ()),
+        (f'"{"x" * 101}"', ()),
+    ],
+)
+def test_jobs_may_announce_the_models_that_they_call(told: str, models: tuple[str, ...]) -> None:
+    (found,) = classes(job(WantsInference=told))
+    assert (found.inference, found.invalid) == (models, "")
+    assert "WantsInference" in job_classes.GROUPED
+
+
+def test_a_job_announces_a_limited_number_of_models() -> None:
+    many = ",".join(f"m{n:02}" for n in range(100))
+    (found,) = classes(job(WantsInference=f'"{many}"'))
+    assert found.inference == tuple(f"m{n:02}" for n in range(16))
+
+
 def without_gpus() -> classad2.ClassAd:
     """A job that says nothing of GPUs, as a schedd has it."""
     ad = job()

@@ -39,6 +39,7 @@ from adapters.htcondor.classads import (
 )
 from adapters.htcondor.overlay.affiliation import Affiliation, referred
 from adapters.htcondor.overlay.matching import bound, clauses
+from adapters.shared.inference import announced_models
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, Group, JobClass
 from provisioner.values import frozen
@@ -48,7 +49,7 @@ GROUPED = attribute_names(
     JobStatus RequestGPUs RequestCpus RequestMemory RequestDisk GpuMilli GpuDuty GpuWidth RequireGPUs RequiresGPU
     Requirements GPUsMinMemory GPUsMinCapability GPUsMaxCapability GPUsMinRuntime Owner JobPrio JobUniverse
     AllowedJobDuration AllowedExecuteDuration MaxWallTimeMins ConcurrencyLimits RequestGPUMem Managed RouteName
-    GpuApi InteractiveJob
+    GpuApi InteractiveJob WantsInference
     """
 )
 """Attributes that the schedd groups by; it adds by itself those that their expressions refer to."""
@@ -235,6 +236,7 @@ def job_class(
         splits=False,
         idle_at=waits.idle_at if idle else 0.0,
         ends_within_s=float(whole(ad, "AllowedJobDuration") or whole(ad, "AllowedExecuteDuration")),
+        inference=announced_models(classads.value(ad, "WantsInference")),
     )
     return found.with_optional_gpu() if gpu_optional(ad) else found
 
