@@ -381,7 +381,8 @@ class EstimateCollector:
                 self._site(drain.drone.site).departed.append((drain.reason.idle_s, snapshot.now))
         for start in plan.starts:
             departed = self._site(start.drone.site).departed
-            if departed and not start.drone.service:  # the one that left last would have served these jobs
+            # the one that left last would have served these jobs
+            if departed and not start.drone.service:
                 idle_s, left_at = departed.pop()
                 self._gap(start.drone.site, idle_s + snapshot.now - left_at)
         for name, site in self.sites.items():

@@ -86,7 +86,7 @@ class StartCosts:
         for kind in sorted(self.types.values(), key=attrgetter("gpu_milli")):
             hardware = kind.gpu_model, kind.vram_mib, kind.capability
             found[kind.key] = groups.setdefault(
-                (kind.site, hardware, kind.sharing, not kind.gpu_milli), []
+                (kind.site, hardware, kind.sharing, not kind.gpu_milli, kind.service), []
             )
             found[kind.key].append(kind)
         return found

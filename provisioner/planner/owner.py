@@ -367,7 +367,7 @@ def _add_drones(
         elif drone.state is not DroneState.STOPPING and ran_enough:
             stage = 0 if drone.state in model.ON_THE_WAY else 2 if drone.jobs else 1
             rank = stage, -drone.started_at
-            candidate = VictimCandidate(drone.id, space, lost_work_gpu_s(drone, now), rank)
+            candidate = VictimCandidate(drone.id, space, _loss_gpu_s(context, drone), rank)
             candidates.setdefault(node_room.name, []).append(candidate)
     for name, some in candidates.items():
         free_nodes.nodes[name].candidates = NodeCandidates.of(some)
@@ -431,6 +431,19 @@ def lost_work_gpu_s(drone: Drone, now: float) -> float:
     if drone.work_at:
         return drone.work_gpu_milli / WHOLE_GPU * max(0.0, now - drone.work_at)
     return (drone.gpu_milli or WHOLE_GPU) / WHOLE_GPU * max(0.0, now - drone.since)
+
+
+def _loss_gpu_s(context: PlanningContext, drone: Drone) -> float:
+    """Return the work that is lost if a drone ends now, or the cost of the wait of a server's clients for another."""
+    if not drone.service:
+        return lost_work_gpu_s(drone, context.now)
+    cost = context.costs.of_types.get(drone.type)
+    if cost is None or not drone.joined_at:
+        return 0.0
+    state = context.snapshot.service_states.get(drone.service)
+    announced = state.announced / max(1, state.wanted) if state is not None else 0.0
+    start_s = cost.queue_s + cost.boot_s
+    return max(announced, drone.jobs) * start_s * context.snapshot.policy.waiting_cost
 
 
 def reclaim_reserve(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from provisioner import model, reasons
+from provisioner.controller.estimation import EstimateCollector
 from provisioner.model import DroneState, SlotState
 from provisioner.planner.services import (
     Announced,
@@ -519,3 +520,55 @@ def test_the_validation_keeps_the_least_number_and_the_share() -> None:
     waits = world(busy(400.0), nodes=nodes, free=None, share=0.5, classes=[jobs()])
     assert len([s for s in plan_of(waits).starts if s.drone.service]) == 2
     assert "4.0 GPUs for servers, 2.0 allowed" in broken(waits, starts=starts)
+
+
+# --- beside jobs
+
+
+def test_an_owner_gets_the_gpu_whose_end_costs_least() -> None:
+    """A server with clients counts by what these would wait; a server without any goes first."""
+    worker = drone("w1", DroneState.BUSY, age_s=200, node="n1")
+    full = model.Node("n1", ("a100", "triton"), 2000, 64, 10**6, 0, 0, 0, 10**6, 0)
+    claims = [model.OwnerDemand(1, 1000, 8, 1024, NOW - 30)]
+
+    def victims(requests: int, announced: int = 0) -> list[str]:
+        one = server("d1", DroneState.BUSY, node="n1", jobs=requests, joined_at=NOW - 100)
+        seen = world(
+            busy(4.0),
+            [one],
+            state=model.ServiceState("cms", wanted=1, needed=1, announced=announced),
+            drones=[worker],
+            free=None,
+            nodes=[full],
+            claims=claims,
+        )
+        return [s.drone.id for s in plan_of(seen).stops]
+
+    assert victims(1) == ["d1"]  # 135 s until another one is ready
+    assert victims(2) == ["w1"]
+    assert victims(1, announced=20) == ["w1"]
+
+
+def test_no_server_leaves_for_a_job_of_several_gpus() -> None:
+    quad = replace(A100, name="quad", gpu_milli=4000)
+    servers = [server(f"d{n}", node="n1") for n in range(4)]
+    full = model.Node("n1", ("quad", "triton"), 4000, 64, 10**6, 0, 0, 32, 10**6, 0)
+    large = jobs(gpu_milli=4000, oldest_at=NOW - 90_000)
+    seen = world(
+        busy(60.0), servers, types=(quad, TRITON), nodes=[full], free=None, classes=[large]
+    )
+    assert not plan_of(seen).leaves
+
+
+def test_what_servers_do_is_no_gap_between_jobs() -> None:
+    collector = EstimateCollector()
+    idle = server("d1", DroneState.IDLE, age_s=500)
+    works = replace(idle, state=DroneState.BUSY, idle_at=0.0, jobs=1)
+    seen = world(QUIET, [idle])
+    move = model.StateChange(works, DroneState.IDLE, reasons.SeenInPool("busy", 1, 1.0))
+    for _ in range(2):  # the first one shows that the pool is watched
+        collector.note(seen, model.Plan(1, NOW, moves=(move,)))
+    assert not collector.samples(NOW).sites["topas"].gaps_s
+    mine = replace(move, drone=replace(works, service=""))
+    collector.note(seen, model.Plan(2, NOW, moves=(mine,)))
+    assert collector.samples(NOW).sites["topas"].gaps_s == (500.0,)
