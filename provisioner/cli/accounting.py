@@ -91,11 +91,12 @@ def verify(
     days = parsed(parse_month, "--month", month)
     found = reader.ledger_findings(*days)
     silent = list[int]()
+    others = list[str]()
     if records is not None:
         runs = reader.ledger_runs(*days)
         context = _context(cert, ca)
         try:
-            theirs = list(_read_records(records, prefix, days, context))
+            theirs = list(_read_records(records, prefix, days, context, others))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise VerbError(f"--records {records}: {type(error).__name__}: {error}") from error
         differences = list(compare(runs, theirs))
@@ -107,6 +108,11 @@ def verify(
     out.present(query, host, lambda: listing)
     if silent:
         out.note(f"no record at all of {', '.join(map(iso_day, silent))}: was the collector off?")
+    if others:
+        number = count(len(others), "record")
+        out.note(
+            f"{number} without the prefix `{prefix}-` are of other collectors, such as TARDIS: not compared"
+        )
     if found:
         raise UnmetError(f"{month}: {count(len(found), 'difference')}")
 
@@ -122,12 +128,12 @@ def _context(cert: Path | None, ca: Path | None) -> ssl.SSLContext:
 
 
 def _read_records(
-    source: str, prefix: str, days: tuple[int, int], context: ssl.SSLContext
+    source: str, prefix: str, days: tuple[int, int], context: ssl.SSLContext, others: list[str]
 ) -> Iterator[AuditorRecord]:
-    """Yield the records of a server, or a file, that end on the days."""
+    """Yield the records of a server, or a file, that end on the days. Add the ids of other collectors to ``others``."""
     first, end = (datetime.fromtimestamp(day * SECONDS_A_DAY, UTC) for day in days)
     if not source.startswith(("http://", "https://")):
-        yield from _parsed(Path(source).read_text(encoding="utf-8"), prefix, first, end)
+        yield from _parsed(Path(source).read_text(encoding="utf-8"), prefix, first, end, others)
         return
     begin = first
     while begin < end:
@@ -136,11 +142,13 @@ def _read_records(
         url = f"{source.rstrip('/')}/records?{urlencode(filters)}"
         https = context if url.startswith("https") else None
         with urllib.request.urlopen(url, timeout=TIMEOUT_S, context=https) as reply:
-            yield from _parsed(reply.read().decode(), prefix, begin, after)
+            yield from _parsed(reply.read().decode(), prefix, begin, after, others)
         begin = after
 
 
-def _parsed(text: str, prefix: str, first: datetime, end: datetime) -> Iterator[AuditorRecord]:
+def _parsed(
+    text: str, prefix: str, first: datetime, end: datetime, others: list[str]
+) -> Iterator[AuditorRecord]:
     """Yield the records of a JSON array, or of lines, that end in a period."""
     found: list[Any] = (
         json.loads(text)
@@ -148,9 +156,16 @@ def _parsed(text: str, prefix: str, first: datetime, end: datetime) -> Iterator[
         else [json.loads(line) for line in text.splitlines() if line.strip()]
     )
     for each in found:
+        if each["stop_time"] is None:  # TARDIS begins its record when the drone is available
+            continue
         stop = datetime.fromisoformat(str(each["stop_time"]).replace("Z", "+00:00"))
-        if first <= stop < end and str(each["record_id"]).startswith(f"{prefix}-"):
+        if not first <= stop < end:
+            continue
+        name = str(each["record_id"])
+        if name.startswith(f"{prefix}-") and "#" in name:
             yield parse_record(each, prefix, int(stop.timestamp()))
+        else:
+            others.append(name)
 
 
 def _write_metrics(path: Path, found: list[LedgerFinding]) -> None:

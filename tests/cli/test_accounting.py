@@ -129,6 +129,27 @@ def test_verify_says_on_which_days_the_collector_was_off(
     assert cli(*words).code == 0, "silent after the back-fill"
 
 
+TARDIS_RECORD = """{"components": [{"amount": 8, "name": "Cores", "scores": [{"name": "HEPSPEC", "value": 14.4}]},
+    {"amount": 64, "name": "Memory", "scores": []}, {"amount": 1, "name": "GPUs", "scores": []}],
+    "meta": {"group_id": ["tardis"], "site_id": ["Topas"], "user_id": ["tardis"]}, "record_id": "topas-0f2d3a4b5c",
+    "runtime": 68400, "start_time": "2026-11-02T01:00:00Z", "stop_time": "2026-11-02T20:00:00Z"}"""
+"""As ``tardis.plugins.auditor`` of TARDIS 0.9.0 makes it: of a drone, from Available to Down."""
+
+
+@pytest.mark.parametrize("site", ["topas", "htcondor"])
+def test_verify_leaves_the_records_of_tardis_out_and_says_so(
+    cli: Cli, month: Path, tmp_path: Path, site: str
+) -> None:
+    ended = json.loads(TARDIS_RECORD) | {"record_id": f"{site}-0f2d3a4b5c"}
+    lives = ended | {"record_id": f"{site}-1a2b3c4d5e", "runtime": None, "stop_time": None}
+    file = tmp_path / "records.json"
+    file.write_text(json.dumps([ONE, ended, lives, TWO]))
+    words = ("accounting", "verify", "--month", "2026-11", "--records", file, "--store", month)
+    ran = cli(*words)
+    assert ran.code == 0, ran.err
+    assert "1 record without" in ran.err and "not compared" in ran.err
+
+
 @pytest.mark.parametrize(
     ("harm", "kind", "drone_id"),
     [
