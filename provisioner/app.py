@@ -29,6 +29,7 @@ from provisioner.controller.shadow import (
 from provisioner.descriptions import credential_trouble
 from provisioner.interfaces import Overlay, UnavailableError
 from provisioner.planner import planner
+from provisioner.services.addresses import job_environment
 from provisioner.services.haproxy import Haproxy
 from provisioner.services.pool import ServerPool
 from provisioner.store.writer import SqlStore
@@ -177,7 +178,15 @@ def _configured(pool: ServerPool, settings: Settings, *, shadow: bool = False) -
     balancer = settings.balancer if not shadow else None
     tokens = {each.settings.name: bool(each.tokens) for each in settings.services}
     pool.balancer = Haproxy(balancer.socket, tokens) if balancer else None
+    pool.job_environment = _job_environment(settings)
     return pool
+
+
+def _job_environment(settings: Settings) -> Mapping[str, str]:
+    """Return the environment from which jobs in drones get the address of the balancer; empty without one."""
+    if settings.balancer is None:
+        return {}
+    return job_environment(settings.policy.services, settings.types, settings.balancer.host)
 
 
 async def _reloads(
@@ -231,6 +240,7 @@ async def _reloaded(
         adapters.become(new, opened)
         if (before.services, before.balancer) != (new.services, new.balancer):
             _configured(adapters.services, new, shadow=adapters.shadow)
+        adapters.services.job_environment = _job_environment(new)
         credentials = _credential_sources(new)
         return change, controller.apply(new.policy, new.types, adapters.sites, credentials)
 

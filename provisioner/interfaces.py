@@ -278,6 +278,9 @@ class Overlay(Pool, Protocol):
 class ServicePool(Pool, Protocol):
     """The pool that drones with inference servers join."""
 
+    job_environment: Mapping[str, str]
+    """Environment of drones without a server, from which their jobs get the address of a service."""
+
     async def poll(
         self, drones: Iterable[model.Drone], types: Sequence[DroneType]
     ) -> model.ServicesView:

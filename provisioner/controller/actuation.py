@@ -21,6 +21,7 @@ from provisioner.interfaces import (
     AuthError,
     Pool,
     RejectedError,
+    ServicePool,
     Site,
     SupportsForget,
     UnavailableError,
@@ -76,7 +77,7 @@ class Pools:
     """The pools that drones join."""
 
     overlay: Pool
-    services: Pool | None = None
+    services: ServicePool | None = None
 
     def of(self, service: str) -> Pool:
         """Return the pool of a drone or type by its service. Raises RejectedError where services have none."""
@@ -85,6 +86,13 @@ class Pools:
         if self.services is None:
             raise RejectedError("there is no pool for inference services", FaultKind.CONFIG)
         return self.services
+
+    async def bootstrap(self, order: StartOrder) -> model.Bootstrap:
+        """Return the bootstrap of a drone by its pool. Jobs find the inference services through it."""
+        made = await self.of(order.type.service).bootstrap(order)
+        if order.type.service or self.services is None:
+            return made
+        return replace(made, env={**made.env, **self.services.job_environment})
 
 
 def batches(
@@ -176,8 +184,7 @@ async def _admit(
     until = loop.time() + ADMISSION_DEADLINE_S
     for order in orders:
         try:
-            pool = pools.of(order.type.service)
-            bootstrap = await within(until - loop.time(), pool.bootstrap(order))
+            bootstrap = await within(until - loop.time(), pools.bootstrap(order))
         except Exception as error:
             fault = fault_of(error, clock.now())
             log.warning("bootstrap.failed", drone=order.drone_id, message=fault.message)

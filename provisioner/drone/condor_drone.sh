@@ -60,6 +60,8 @@ number DRONE_FRESH_S 300           # the pool has heard of it within so long, or
 number DRONE_CHECK_S 600           # between two rounds of checks
 number DRONE_CLOCK_LIMIT_S 300     # by which its clock may differ from the collector's
 number DRONE_CHECK_LIMIT_S 30      # of one check that does not say
+# Addresses of inference services by model, `*` for any: MODEL=HOST:PORT, ...
+[ -z "${DRONE_INFERENCE:-}" ] || word DRONE_INFERENCE 'A-Za-z0-9._:+*,=-' ''
 [ -z "${DRONE_GPU_SIMULATE:-}" ] || word DRONE_GPU_SIMULATE '0-9,' ''
 [ "$DRONE_CPUS" -ge 1 ] || refuse "DRONE_CPUS is $DRONE_CPUS"
 case $DRONE_SHARING:$DRONE_SHARES in
@@ -310,7 +312,9 @@ choose_guard() {
         gpu_guard=cgroup
     fi
     choose_view
-    [ -z "$wrapper$mps$view" ] || wrapper="USER_JOB_WRAPPER = $D/job_wrapper.sh"
+    inference=${DRONE_INFERENCE:-}
+    [ -z "$inference" ] || echo "$inference" | tr ',' '\n' | sed 's/^\(.*\)=\(.*\):/\1 \2 /' >"$D/inference"
+    [ -z "$wrapper$mps$view$inference" ] || wrapper="USER_JOB_WRAPPER = $D/job_wrapper.sh"
 }
 # Pilots report the first GPU that nvidia-smi lists, with its memory. Where that is another one than the job's, or has more
 # memory than its share, jobs get an nvidia-smi that asks NVIDIA's for theirs. GpuViewTrue: it was tried, and is right.

@@ -1,6 +1,6 @@
 #!/bin/sh
-# job_wrapper.sh COMMAND ARGUMENT...: HTCondor's USER_JOB_WRAPPER. Give a job its server of MPS, and run it where it cannot
-# open the GPUs of others. As gpu_wrapper.sh: the second only. As drone_wrapper.sh: run HTCondor itself, with all GPUs of the
+# job_wrapper.sh COMMAND ARGUMENT...: HTCondor's USER_JOB_WRAPPER. Give a job its server of MPS and the address of its
+# inference service, and run it where it cannot open the GPUs of others. As gpu_wrapper.sh: the second only. As drone_wrapper.sh: run HTCondor itself, with all GPUs of the
 # drone. Without a command: print the files to hide.
 # Beside it are `guard`, what the drone found out (tools: its PATH, uid, gid, ...), and `gpus`, a line for each GPU and
 # MIG instance of the drone: its UUID, and the device files of its own. A job may set any variable, but not $0.
@@ -57,6 +57,19 @@ join_mps() {
     [ -z "$session" ] || mine=/dev/null     # its job has written that
     owner=$(job Owner)
     echo "$number $(job GlobalJobId) ${owner:-unknown}" >"$mine"
+}
+
+# The balancer of the first service that has a model which the job announces, or of the only service. HTCondor starts
+# containers without the environment, but for variables with such a prefix. A job may have an address of its own.
+offer_inference() {
+    announced=" * $(sed -n 's/^WantsInference = //Ip' "${_CONDOR_JOB_AD:-/dev/null}" | tr -c 'A-Za-z0-9._:+-' ' ') "
+    while read -r model host port; do
+        case $announced in *" $model "*) ;; *) continue ;; esac
+        for prefix in '' SINGULARITYENV_ APPTAINERENV_; do
+            export "${prefix}SONIC_LOCAL_BALANCER_HOST=$host" "${prefix}SONIC_LOCAL_BALANCER_PORT=$port"
+        done
+        return
+    done <"$here/inference"
 }
 
 # As a child, so that its clients are ended before it is killed. Python, because a shell cannot tell a job that a signal
@@ -118,13 +131,14 @@ hide='unshare=$1 mount=$2 uid=$3 gid=$4 group=$5 hidden=$6
 
 tell_session() {
     [ ! -x "$here/bin/nvidia-smi" ] || echo "export PATH='$here/bin':\"\${PATH:-/usr/bin:/bin}\""
-    export -p | grep -E '^export CUDA_(MPS_|VISIBLE_DEVICES)'
+    export -p | grep -E '^export (CUDA_(MPS_|VISIBLE_DEVICES)|SONIC_)'
 }
 
 case ${0##*/} in
     drone_wrapper.sh) guard_gpus "$@" ;;
     job_wrapper.sh)
         [ ! -e "$here/mps/gpus" ] || join_mps
+        [ ! -r "$here/inference" ] || [ -n "${SONIC_LOCAL_BALANCER_HOST:-}" ] || offer_inference
         [ ! -w "$session" ] || tell_session >>"$session"
         [ ! -e "$here/mps/gpus" ] || run_under_mps "$@" ;;
 esac

@@ -137,6 +137,7 @@ class ServerPool:
         """``keys``: functions that return the secret that servers ask for, by service."""
         self.keys = keys or {}
         self.balancer = balancer
+        self.job_environment: Mapping[str, str] = {}
         self._session: aiohttp.ClientSession | None = None
         self._servers: Mapping[DroneId, PooledServer] = {}
         """Servers that were ready at the newest poll."""

@@ -18,6 +18,7 @@ from provisioner.controller.serials import SERIAL_MARGIN, SERIALS_MISSED
 from provisioner.controller.view_doubts import UNKNOWN_SLOTS
 from provisioner.interfaces import OutcomeUnknownError, UnavailableError
 from provisioner.planner import decide
+from provisioner.services.pool import ServerPool
 from provisioner.simulator.loop import VirtualClock
 from tests.controller.world import EPOCH, GPU, Place, Pool, in_virtual_time, run_for, serving
 from tests.store.story import TemporaryStore
@@ -248,3 +249,17 @@ async def test_a_poll_without_an_answer_is_repeated_once_within_its_deadline(
         await target.once(VirtualClock(), ComputeThread(threaded=False))
     assert (target.fault and target.fault.message, target.view) == (fault, view)
     assert [b - a for a, b in itertools.pairwise(asked_s)] == pytest.approx(pauses)
+
+
+async def test_drones_for_jobs_get_the_address_of_services_and_servers_do_not() -> None:
+    servers = ServerPool()
+    servers.job_environment = {"DRONE_INFERENCE": "*=10.0.0.1:8001"}
+    pools = Pools(Pool(), servers)
+    order = model.StartOrder(model.DroneId("kit-mem0-1"), GPU, 60.0, 30.0)
+    server = model.InferenceServer(service="cms", models=("deepmet:3",), command="true")
+
+    of_jobs = await pools.bootstrap(order)
+    of_server = await pools.bootstrap(replace(order, type=replace(GPU, server=server)))
+
+    assert of_jobs.env["DRONE_INFERENCE"] == "*=10.0.0.1:8001"
+    assert "DRONE_INFERENCE" not in of_server.env
