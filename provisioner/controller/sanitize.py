@@ -111,9 +111,8 @@ class _Shape:
         )
         nested = tuple(name for name, of in types.items() if _NESTED.match(of))
         # One attribute alone would not come as a tuple.
-        return cls(
-            counts, reals, texts, amounts, nested, attrgetter(*counts, *reals, *texts, "__class__")
-        )
+        read = attrgetter(*counts, *reals, *texts, "__class__", "__class__")
+        return cls(counts, reals, texts, amounts, nested, read)
 
     def plain(self, values: tuple[Any, ...]) -> bool:
         """Return True if nothing is to be repaired, quickly: views have tens of thousands of entries."""
@@ -125,7 +124,7 @@ class _Shape:
             return False
         if type(sum(values[:whole])) is not int:
             return False
-        texts = "".join(values[some:-1])
+        texts = "".join(values[some:-2])
         return texts.isascii() and len(texts) <= MAX_TEXT_CHARS
 
 

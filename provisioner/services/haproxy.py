@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import math
 import re
 import socket
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from ipaddress import ip_address
@@ -27,8 +27,8 @@ DEADLINE_S = 5.0
 ANSWER_LIMIT = 64 * 1024 * 1024
 COMMANDS_PER_LINE = 40
 """A line of commands is limited by haproxy's buffer of 16 KiB."""
-RATE_WINDOW_S = 5.0
-"""Time constant of the average of requests per second."""
+RATE_SPAN_S = 5.0
+"""Time of which the rate of requests is the mean, or the time between two polls if that is longer."""
 _FORCED_MAINTENANCE, _FORCED_DRAIN = 0x01, 0x08
 """Bits of ``srv_admin_state``."""
 
@@ -101,7 +101,12 @@ class _Demand:
     by_vo: dict[str, _Counter] = field(default_factory=dict)
     requested_at: float = 0.0
     requests_per_s: float = 0.0
-    measured_at: float = 0.0
+    recent: deque[tuple[float, int]] = field(default_factory=deque)
+    """Times of calls and the requests until then: the newest one that is old enough, and those since."""
+
+    @property
+    def total(self) -> int:
+        return sum(each.total for each in self.requests.values())
 
     def measure(
         self, name: str, rows: Mapping[tuple[str, str], Mapping[str, str]], now: float
@@ -109,15 +114,16 @@ class _Demand:
         """Add the counters of the backends."""
         grown = 0
         for backend in _backends(name):
-            value = int(rows[backend, "BACKEND"]["req_tot"])
+            value = int(rows[backend, "BACKEND"]["stot"])
             grown += self.requests.setdefault(backend, _Counter(value)).add(value)
-        passed_s = now - self.measured_at
-        if self.measured_at and passed_s > 0:
-            weight = 1 - math.exp(-passed_s / RATE_WINDOW_S)
-            self.requests_per_s += weight * (grown / passed_s - self.requests_per_s)
         if grown:
             self.requested_at = now
-        self.measured_at = now
+        self.recent.append((now, self.total))
+        while len(self.recent) > 2 and self.recent[1][0] <= now - RATE_SPAN_S:
+            self.recent.popleft()
+        began, before = self.recent[0]
+        if now > began:
+            self.requests_per_s = (self.total - before) / (now - began)
 
     def measure_vos(self, counts: Mapping[str, int]) -> None:
         """Add the counters of the VOs; one that is new since the first call starts at zero."""
@@ -298,7 +304,7 @@ def _service_view(
     queued = sum(int(row["qcur"] or 0) for row in serving)
     return ServiceView(
         name=name,
-        requests=sum(each.total for each in demand.requests.values()),
+        requests=demand.total,
         refused=sum(
             each.total for key, each in demand.requests.items() if key.endswith("-refused")
         ),

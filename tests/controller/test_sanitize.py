@@ -346,3 +346,14 @@ def test_a_second_class_of_one_id_is_left_out_and_told() -> None:
     assert taken.classes == (first, other)
     assert "class jobs: a second one of this id" in taken.notices[0] and not taken.remarks
     assert border.sanitized(model.OverlayView(NOW, (first, other)), NOW, 0.0).notices == ()
+
+
+def test_a_view_of_services_is_repaired_like_the_others() -> None:
+    service = model.ServiceView("cms", requests=5, requests_per_s=nan, by_vo={"cms": 5})
+    view = model.ServicesView(NOW, (service,))
+
+    assert Sanitizer().sanitized(view, NOW, 0.0) == replace(
+        view,
+        services=(replace(service, requests_per_s=0.0),),
+        notices=("1 values that cannot be: service cms: requests_per_s = nan",),
+    )
