@@ -137,6 +137,10 @@ class Months:
         for day in range(self.open_day, open_day):
             self.settled[day] = self.rows_of(day)
         self.open_day = open_day
+        before = self.now - KEEP_DAYS * SECONDS_A_DAY
+        gone = f"live = 0 AND ended_at < ? AND NOT {ledger.UNBOOKED}"
+        self.sql.execute(f"DELETE FROM drones WHERE {gone}", (before,))
+        self.sql.execute("DELETE FROM completed_jobs WHERE ended_at < ?", (before,))
         detail = ledger.old_rows(self.now, KEEP_DAYS * SECONDS_A_DAY, 1e12)
         for table, _, where, values in detail:
             self.sql.execute(f"DELETE FROM {table} WHERE {where}", values)
