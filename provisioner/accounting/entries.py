@@ -1,4 +1,4 @@
-"""Ledger entries of a drone: its life, day by day, as boot, runs of jobs, draining and idle time.
+"""Ledger entries of a drone: its life, day by day, as boot, runs of jobs, service, draining and idle time.
 
 Instants are whole seconds and amounts GPU-milliseconds: thousandths of a GPU times seconds. Nothing is
 rounded after that, so the amounts of a day add up to the life of the drone on that day.
@@ -38,6 +38,8 @@ class Account(StrEnum):
     DRAINING = "draining"
     IDLE = "idle"
     """No run on record: no job, one that still runs, or one that no queue reported."""
+    SERVICE = "service"
+    """A server of an inference service that could take requests."""
     LIFE = "life"
 
 
@@ -59,6 +61,8 @@ class DroneLife:
     """Times in which it took no new jobs because it was asked to leave."""
     settled_s: int = 0
     """Seconds of its life on settled days."""
+    serves: bool = False
+    """It runs the server of a service, and no jobs."""
 
 
 @define
@@ -102,10 +106,12 @@ class DroneDay:
     jobs: int = 0
     draining: int = 0
     idle: int = 0
+    service: int = 0
 
     @property
     def balances(self) -> bool:
-        return self.life == self.boot + self.jobs + self.draining + self.idle
+        uses = (self.boot, self.jobs, self.draining, self.idle, self.service)
+        return self.life == sum(uses)
 
 
 @define
@@ -183,6 +189,8 @@ def _add_rest(made: DroneEntries, life: DroneLife, day: int, amount: int, at: in
         entry.boot += amount
     elif any(begin <= at < end for begin, end in life.leaving):
         entry.draining += amount
+    elif life.serves:
+        entry.service += amount
     else:
         entry.idle += amount
 
@@ -259,5 +267,6 @@ def accounts_of(day: DroneDay) -> Mapping[Account, int]:
         Account.BOOT: day.boot,
         Account.DRAINING: day.draining,
         Account.IDLE: day.idle,
+        Account.SERVICE: day.service,
         Account.LIFE: day.life,
     }

@@ -152,6 +152,7 @@ class AccountingReport:
     boot: int = 0
     draining: int = 0
     idle: int = 0
+    service: int = 0
     is_final: bool = False
     """All days of the period have settled."""
     budgets: Sequence[BudgetUse] = ()
@@ -191,6 +192,7 @@ def accounting_report(
         accounts["boot"],
         accounts["draining"],
         accounts["idle"],
+        accounts["service"],
         end <= open_day,
         [*budgets],
     )

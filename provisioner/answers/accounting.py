@@ -127,7 +127,7 @@ REPORT_FACTS = (
     flag("final", "All days have settled: no figure changes any more.", "is_final", head="final"),
     _gpu_s(
         "life_gpu_s",
-        "GPU-seconds of all drones: the sum of the next four.",
+        "GPU-seconds of all drones: the sum of the next five.",
         "life",
         head="GPU-h of drones",
     ),
@@ -137,6 +137,12 @@ REPORT_FACTS = (
         "draining_gpu_s", "Without a job, in drones that leave.", "draining", head="GPU-h draining"
     ),
     _gpu_s("idle_gpu_s", "Without an ended run.", "idle", head="GPU-h idle"),
+    _gpu_s(
+        "service_gpu_s",
+        "Servers of inference services, ready for requests.",
+        "service",
+        head="GPU-h of services",
+    ),
 )
 BUDGET_COLUMNS = (
     ident("site", "Site.", "budget.site"),

@@ -11,6 +11,7 @@ from provisioner import formatting
 from provisioner.answers.columns import (
     Listing,
     age_s,
+    data,
     ident,
     items,
     mib,
@@ -26,10 +27,7 @@ from provisioner.answers.query import Format, ListQuery, option, question, switc
 from provisioner.answers.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.descriptions import ClassNames, job_size
 from provisioner.model import JobClass
-from provisioner.reasons import (
-    NothingFits,
-    Reason,
-)
+from provisioner.reasons import Category, NothingFits, Reason
 from provisioner.store import Views
 from provisioner.store.measures import reasons_by_class
 from provisioner.store.reader import Reader
@@ -181,6 +179,18 @@ CLASS_COLUMNS = (
     text(
         "job_ids", "Ids of the idle jobs as ranges.", "job.job_ids", level=1, least=12, fact="jobs"
     ),
+)
+
+REASON_COLUMNS = (
+    text(
+        "category",
+        "Category of the reason.",
+        lambda reason: reason.category,
+        level=0,
+        choices=tuple(Category),
+    ),
+    words("text", "In words.", lambda reason: reason.describe(), head="WHY", least=30),
+    data("reason", "As data.", reason_data),
 )
 
 

@@ -154,6 +154,7 @@ DRONE_COLUMNS = (
         least=6,
         fact="for class",
     ),
+    text("service", "Service that its server belongs to; empty: it takes jobs.", fact="service"),
     text(
         "job_filter",
         "Rules on the jobs that it accepts, such as `excluded_users=anna,ben min_gpus=2`.",
@@ -304,6 +305,8 @@ def state_limit(drone: Drone, views: Views | None) -> StateLimit:
     rule = STATE_RULES.get(drone.state)
     if rule is None or views is None:
         return StateLimit(rule.limit if rule else "")
+    if drone.service and rule.limit == "idle_timeout_s":
+        return StateLimit()  # it stays while its service needs it
     limit_s = None
     by = ""
     match rule.limit:

@@ -27,11 +27,18 @@ from provisioner.answers.columns import (
     whole,
     words,
 )
-from provisioner.answers.demand import CLASS_COLUMNS, ClassRow, class_rows, why_waiting
+from provisioner.answers.demand import (
+    CLASS_COLUMNS,
+    REASON_COLUMNS,
+    ClassRow,
+    class_rows,
+    why_waiting,
+)
 from provisioner.answers.drones import DroneQuery, show_drone
 from provisioner.answers.errors import VerbError, named
 from provisioner.answers.lookup import class_names, find_class, newest_plan, things_of_id
 from provisioner.answers.query import Query, question, subject
+from provisioner.answers.services import ServiceQuery, explain_service
 from provisioner.answers.sites import SiteQuery, show_site
 from provisioner.answers.usage import USE_COLUMN
 from provisioner.descriptions import ClassNames
@@ -47,7 +54,6 @@ from provisioner.model import (
 )
 from provisioner.reasons import (
     BadRequest,
-    Category,
     PlannerFailed,
     Reason,
     RequestAdvice,
@@ -227,17 +233,6 @@ FIT_COLUMNS = (
     ),
     whole("drones", "Live drones of the type.", "live", level=0),
     number("price", "Relative price of a GPU-hour.", "kind.price", level=1),
-)
-REASON_COLUMNS = (
-    text(
-        "category",
-        "Category of the reason.",
-        lambda reason: reason.category,
-        level=0,
-        choices=tuple(Category),
-    ),
-    words("text", "In words.", lambda reason: reason.describe(), head="WHY", least=30),
-    data("reason", "As data.", reason_data),
 )
 START_OUTCOMES = tuple(StartOutcome)
 ADVICE_COLUMNS = (
@@ -437,18 +432,24 @@ def explain_class(reader: Reader, query: ClassQuery) -> Document:
 
 
 class AnyIdQuery(Query):
-    """Drone, job, job class or site."""
+    """Drone, job, job class, site or service."""
 
-    id: Annotated[str, subject("ID", "Id of a drone, job or job class, or name of a site.")]
+    id: Annotated[
+        str, subject("ID", "Id of a drone, job or job class, or name of a site or service.")
+    ]
 
 
 @question(
     "explain id",
     "/explain/{id}",
-    lambda: [each for verb in (show_drone, explain_job, show_site) for each in verb.samples()],
+    lambda: [
+        each
+        for verb in (show_drone, explain_job, show_site, explain_service)
+        for each in verb.samples()
+    ],
 )
 def explain_id(reader: Reader, query: AnyIdQuery) -> Answer:
-    """Explain the drone, job, job class or site with this id.
+    """Explain the drone, job, job class, site or service with this id.
 
     Short form: `provisioner explain ID`.
 
@@ -463,6 +464,9 @@ def explain_id(reader: Reader, query: AnyIdQuery) -> Answer:
             "explain job": lambda any_id: explained_job(reader, any_id),
             "explain class": lambda any_id: explained_class(reader, any_id),
             "sites show": lambda any_id: show_site.answer(reader, SiteQuery(id=any_id)),
+            "explain service": lambda any_id: explain_service.answer(
+                reader, ServiceQuery(id=any_id)
+            ),
         },
     )
     if not found:

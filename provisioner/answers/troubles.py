@@ -29,6 +29,7 @@ from provisioner.model import (
     JobClass,
     Plan,
     PolledOverlay,
+    PolledServices,
     PolledSite,
 )
 from provisioner.reasons import (
@@ -90,7 +91,7 @@ class OperatorTrouble(NamedTuple):
     severity: Severity
     kind: str
     subject: str
-    """``overlay``, ``site:<name>``, ``type:<site/name>``, ``class:<id>``, ``drone:<id>`` or ``controller``."""
+    """``overlay``, ``services``, ``controller``, or ``<kind>:<name>`` of a site, type, class or drone."""
     text: str
 
 
@@ -143,7 +144,9 @@ TROUBLE_COLUMNS = (
     ),
     text("kind", "Stable name of the kind of trouble."),
     ident(
-        "subject", "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID.", least=12
+        "subject",
+        "overlay, services, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID.",
+        least=12,
     ),
     words("text", "Problem and remedy.", head="TROUBLE", least=30),
 )
@@ -187,7 +190,7 @@ def _silent_s(facts: TroubleContext) -> float:
 
 
 class ViewRow(NamedTuple):
-    """View of the overlay or of a site, with its age and its faults."""
+    """View of the overlay, of the services or of a site, with its age and its faults."""
 
     view: str
     age_s: float | None
@@ -209,11 +212,13 @@ class ViewRow(NamedTuple):
 
 
 def view_rows(views: Views | None, now: float) -> list[ViewRow]:
-    """Return a row for the overlay and each configured site."""
+    """Return a row for the overlay, the services if there are any, and each configured site."""
     if views is None:
         return []
 
-    def row(name: str, polled: PolledOverlay | PolledSite | None, limit_s: float) -> ViewRow:
+    def row(
+        name: str, polled: PolledOverlay | PolledServices | PolledSite | None, limit_s: float
+    ) -> ViewRow:
         view, fault = (polled.view, polled.fault) if polled else (None, None)
         if view is None:
             return ViewRow(name, None, limit_s, fault)
@@ -225,7 +230,9 @@ def view_rows(views: Views | None, now: float) -> list[ViewRow]:
         row(f"site:{name}", views.sites.get(name), p.view_max_age_s)
         for name, p in views.policy.sites.items()
     ]
-    return [row("overlay", views.overlay, views.policy.overlay_max_age_s), *sorted(sites)]
+    limit_s = views.policy.overlay_max_age_s
+    services = [row("services", views.services, limit_s)] if views.policy.services else []
+    return [row("overlay", views.overlay, limit_s), *services, *sorted(sites)]
 
 
 CREDENTIAL_COLUMNS = (
@@ -240,7 +247,7 @@ CREDENTIAL_COLUMNS = (
 VIEW_TINTS = {"failed": "red", "never": "red", "old": "yellow", "fresh": ""}
 _VERDICT = "fresh; old: past its limit; failed: the newest poll failed; never: no poll succeeded."
 VIEW_COLUMNS = (
-    ident("view", "overlay, or site:<name>.", least=12),
+    ident("view", "overlay, services, or site:<name>.", least=12),
     text("verdict", _VERDICT, head="STATE", choices=tuple(VIEW_TINTS), tint=VIEW_TINTS),
     span_s("age_s", "Age of the newest good view, seconds; null: none.", head="AGE"),
     span_s("limit_s", "Greatest age for decisions, seconds.", head="LIMIT"),
@@ -263,7 +270,7 @@ def _views(facts: TroubleContext) -> Troubles:
         if doubtful and not told and row.verdict != "fresh":
             yield _view_failed(row)
         for kind, trouble, lines in (
-            ("notice", _warning, row.notices),
+            ("balancer" if row.view == "services" else "notice", _warning, row.notices),
             ("remark", _note, row.remarks),
         ):
             for line in lines[:MAX_NOTICES]:
@@ -281,9 +288,10 @@ def _views(facts: TroubleContext) -> Troubles:
 
 
 def _view_failed(row: ViewRow) -> OperatorTrouble:
-    what, trouble = (
-        ("pool not visible", _critical) if row.view == "overlay" else ("site not listed", _warning)
-    )
+    what, trouble = {
+        "overlay": ("pool not visible", _critical),
+        "services": ("inference services not visible", _warning),
+    }.get(row.view, ("site not listed", _warning))
     age = f", the newest view is {formatting.age(row.age_s)} old" if row.age_s is not None else ""
     why = formatting.excerpt(row.fault.message) if row.fault else "too old for decisions"
     return trouble("view-failed" if row.fault else "view-old", row.view, f"{what}{age}: {why}")

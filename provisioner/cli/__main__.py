@@ -60,7 +60,8 @@ VERBS = {
     "drones": "List drones; show, drain or kill some.",
     "sites": "List the sites; show, reset, disable or enable one.",
     "demand": "List waiting jobs by class, with the reason.",
-    "explain": "Explain a job, a drone, a job class or a site (`explain ID`).",
+    "services": "List the inference services: servers, requests, and why there are so many servers.",
+    "explain": "Explain a job, a drone, a job class, a site or a service (`explain ID`).",
     "plan": "Show what the next tick would do, and why.",
     "events": "List recorded events.",
     "estimates": "Show the estimates: run times, start delays, owner growth, idle gaps.",
@@ -142,8 +143,8 @@ def provisioner(
     """Start pilot jobs (drones) at sites for GPU jobs that wait in an HTCondor pool.
 
     These verbs read only the record and also work while the controller is down: status, drones, sites, demand,
-    explain, plan, events, estimates, usage, accounting, snapshot, replay, shadow report and backup. Results go to
-    stdout, messages to stderr. Times are ISO-8601 in UTC (--local: local zone). In JSON, YAML and CSV they are
+    services, explain, plan, events, estimates, usage, accounting, snapshot, replay, shadow report and backup. Results
+    go to stdout, messages to stderr. Times are ISO-8601 in UTC (--local: local zone). In JSON, YAML and CSV they are
     seconds since the epoch in keys that end in _at; null means never.
 
     \b

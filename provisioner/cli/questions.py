@@ -61,9 +61,10 @@ explain_app = opt.verbs(no_args_is_help=True, cls=ExplainVerbs)
 
 @explain_app.callback()
 def explain() -> None:
-    """Explain a job, a drone, a job class or a site (`explain ID`).
+    """Explain a job, a drone, a job class, a site or a service (`explain ID`).
 
-    Shows why a job waits, why a drone is in its state and what happens next, or how a job class fits each drone type.
+    Shows why a job waits, why a drone is in its state and what happens next, how a job class fits each drone type, or
+    why a service has so many servers.
     """
 
 
@@ -77,5 +78,6 @@ Examples:
 """
 explain_app.command("job")(verb_of(load_question("explain job")))
 explain_app.command("class")(verb_of(load_question("explain class")))
+explain_app.command("service")(verb_of(load_question("explain service")))
 explain_app.command("id")(verb_of(load_question("explain id")))
 explain_app.command("drone")(verb_of(load_question("drones show"), EXPLAIN_DRONE_HELP))

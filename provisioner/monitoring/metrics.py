@@ -23,6 +23,7 @@ from provisioner.model import Breaker, BreakerState, DroneState, FaultKind
 from provisioner.store import Holder, StoreError, Views
 from provisioner.store.measures import (
     GPU_USES,
+    SERVICE_USE,
     WAITING_CATEGORIES,
     MetricKey,
     MetricValues,
@@ -33,6 +34,7 @@ from provisioner.store.reader import Reader
 from provisioner.values import frozen
 
 OVERLAY = "overlay"
+SERVICES = "services"
 RECORD_UP = "provisioner_record_up"
 
 
@@ -72,7 +74,7 @@ _summary = partial(_spec, "summary")
 
 _LIVE = tuple(state.value for state in DroneState if not state.ended)
 _ENDED_STATES = tuple(state.value for state in DroneState if state.ended)
-_USES = tuple(dict.fromkeys(GPU_USES.values()))
+_USES = (*dict.fromkeys(GPU_USES.values()), SERVICE_USE)
 _STARTS = ("jobs-waiting", "headroom-short")
 _LEAVES = ("black-hole", "black-hole-node", "idle-timeout", "preempted-for-owner", "unneeded")
 
@@ -151,6 +153,20 @@ METRICS: Sequence[MetricSpec] = (
         "site type reason",
         _LEAVES,
     ),
+    _gauge("service_servers", "Servers of a service.", "service state", _LIVE),
+    _gauge("service_servers_wanted", "Servers that are kept or started now.", "service"),
+    _gauge("service_servers_needed", "Servers that the demand of this tick needs.", "service"),
+    _gauge("service_requests_in_flight", "Requests in servers.", "service"),
+    _gauge("service_requests_queued", "Requests that wait at the balancer.", "service"),
+    _gauge(
+        "service_request_seconds", "Time that a server works on one request; 0: unknown.", "service"
+    ),
+    _counter("service_requests_total", "Requests that came to the balancer.", "service"),
+    _counter("service_refused_total", "Those of them that no server took.", "service"),
+    _counter("service_vo_requests_total", "Requests by VO, by its token.", "service vo"),
+    _counter("service_model_requests_total", "Requests that servers worked on.", "service model"),
+    _counter("service_model_queue_seconds_total", "Their wait in servers.", "service model"),
+    _counter("service_model_compute_seconds_total", "Work of servers on them.", "service model"),
     _gauge("info", "1, with the version of the program.", "version"),
     _gauge("record_up", "1 if the record can be read."),
     _gauge("controller_up", "1 if a controller holds the record."),
@@ -180,12 +196,16 @@ METRICS: Sequence[MetricSpec] = (
 
 
 def view_ages(views: Views, now: float) -> dict[str, tuple[float | None, float]]:
-    """Return the age of the view of the pool and of each enabled site, and the age up to which it is used, by scope.
+    """Return the age of the view of pool, services and each enabled site, and the age up to which it is used, by scope.
 
     The age is None if there is no view.
     """
     pool = views.overlay.view
     ages = {OVERLAY: (now - pool.taken_at if pool else None, views.policy.overlay_max_age_s)}
+    if views.policy.services:
+        seen = views.services.view
+        age_s = now - seen.taken_at if seen else None
+        ages[SERVICES] = (age_s, views.policy.overlay_max_age_s)
     for name, policy in views.policy.sites.items():
         if policy.enabled:
             site = views.sites[name].view if name in views.sites else None
@@ -298,6 +318,9 @@ def _labels_at_start(spec: MetricSpec, views: Views | None) -> Iterator[tuple[st
         outer = [(kind.site, kind.name) for kind in (views.types if views else ())]
     elif spec.labels[:1] in (("site",), ("scope",)):
         outer = [(name,) for name in (views.policy.sites if views else ())]
+    elif spec.labels[:1] == ("service",):
+        is_known = len(spec.labels) == 1 or spec.choices
+        outer = [(each.name,) for each in views.policy.services] if views and is_known else []
     if spec.labels[:1] == ("scope",):
         outer.append((OVERLAY,))
     for labels in outer:

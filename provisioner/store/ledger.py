@@ -60,6 +60,7 @@ class DroneRow(NamedTuple):
     jobs: int
     draining: int
     idle: int
+    service: int
 
 
 class RunRow(NamedTuple):
@@ -262,7 +263,10 @@ def _rows_of(
     made = entries(life, [run for run, _ in runs.values()], open_day)
     own = kinds[base]
     drone_rows = {
-        DroneRow(drone.id, day, own, each.life, each.boot, each.jobs, each.draining, each.idle)
+        DroneRow(
+            *(drone.id, day, own, each.life, each.boot, each.jobs),
+            *(each.draining, each.idle, each.service),
+        )
         for day, each in made.days.items()
         if life.milli
     }
@@ -301,7 +305,8 @@ def _life_of(drone: Drone, facts: _RecordedFacts, midnight: int, open_day: int) 
         elif since is not None and not is_leaving:
             leaving.append((instant(since), instant(at)))
             since = None
-    return DroneLife(drone.gpu_milli, began, joined, end, leaving, settled_s)
+    serves = bool(drone.service)
+    return DroneLife(drone.gpu_milli, began, joined, end, leaving, settled_s, serves)
 
 
 def _run_of(
@@ -358,7 +363,7 @@ def _amounts(
 ) -> Iterable[tuple[tuple[int, int, str], Amounts]]:
     """Yield what rows add to the days, by day, kind and account."""
     for row in drones:
-        day = DroneDay(row.life, row.boot, row.jobs, row.draining, row.idle)
+        day = DroneDay(row.life, row.boot, row.jobs, row.draining, row.idle, row.service)
         for account, held in accounts_of(day).items():
             if held:
                 yield (row.day, row.kind, account.value), (0, held, *NO_AMOUNTS[2:])
@@ -438,7 +443,7 @@ def find_unbalanced(sql: sqlite3.Connection, first: int, end: int) -> list[Ledge
         )
         for drone_id, day in sql.execute(
             "SELECT drone_id, day FROM ledger_drones WHERE day >= ? AND day < ?"
-            " AND life != boot + jobs + draining + idle",
+            " AND life != boot + jobs + draining + idle + service",
             days,
         )
     ]

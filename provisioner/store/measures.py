@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from provisioner import model, reasons
@@ -26,6 +27,8 @@ GPU_USES = {
     **dict.fromkeys(LEAVING_STATES, "draining"),
 }
 """Use of a GPU by the state of its drone. In other states it counts as boot, from its start on record."""
+SERVICE_USE = "service"
+"""Use of a GPU whose drone runs a server that is ready."""
 NO_REASON = "none"
 """Category of waiting jobs that the newest plan does not mention."""
 WAITING_CATEGORIES = (
@@ -121,6 +124,34 @@ def counts_of_plan(plan: Plan) -> MetricCounts:
     return counts
 
 
+def counts_of_services(
+    view: model.ServicesView | None, before: model.ServicesView | None
+) -> MetricCounts:
+    """Return the requests and the work of services between two views. A smaller sum began again at 0."""
+    known = _service_sums(before)
+    counts = MetricCounts()
+    for key, value in _service_sums(view).items():
+        was = known.get(key, 0.0)
+        counts.add(key, value - was if value >= was else value)
+    return counts
+
+
+def _service_sums(view: model.ServicesView | None) -> MetricValues:
+    sums = MetricCounts()
+    for each in view.services if view else ():
+        of = partial(MetricKey.of, service=each.name)
+        sums[of("provisioner_service_requests_total")] = each.requests
+        sums[of("provisioner_service_refused_total")] = each.refused
+        for vo, requests in each.by_vo.items():
+            sums[of("provisioner_service_vo_requests_total", vo=vo)] = requests
+        for use in each.models:
+            of_model = partial(of, model=use.model)
+            sums[of_model("provisioner_service_model_requests_total")] = use.requests
+            sums[of_model("provisioner_service_model_queue_seconds_total")] = use.queue_s
+            sums[of_model("provisioner_service_model_compute_seconds_total")] = use.compute_s
+    return sums
+
+
 def counts_of_run(
     run: model.CompletedJob, drone: Drone, kind: model.DroneType | None
 ) -> MetricCounts:
@@ -176,13 +207,13 @@ def _gpu_seconds(
     pool = snapshot.overlay.view
     slots = pool.slots if pool is not None else ()
     free = {slot.drone_id: slot.free_gpu_milli for slot in slots if slot.free_gpu_milli}
-    held = Counter[tuple[TypeKey, DroneState, int]]()
+    held = Counter[tuple[TypeKey, str, int]]()
     for drone in snapshot.drones.values():
         if not drone.gpu_milli:
             continue
         began = drone.started_at or drone.joined_at
         if 0.0 < began <= since and drone.id not in after and drone.id not in free:
-            held[drone.type, drone.state, drone.gpu_milli] += 1  # from since on, like nearly all
+            held[drone.type, _use_of(drone), drone.gpu_milli] += 1  # from since on, like nearly all
             continue
         known = after.get(drone.id, drone)
         began_now = known.started_at or known.joined_at
@@ -191,13 +222,19 @@ def _gpu_seconds(
         counted_from = max(began_now, since) if began else began_now
         held_s = max(0.0, (known.ended_at or snapshot.now) - counted_from) / WHOLE_GPU
         idle = min(free.get(drone.id, 0), drone.gpu_milli) * (drone.state is DroneState.BUSY)
-        gpu_s[drone.type, GPU_USES.get(drone.state, "boot")] += (drone.gpu_milli - idle) * held_s
+        gpu_s[drone.type, _use_of(drone)] += (drone.gpu_milli - idle) * held_s
         gpu_s[drone.type, GPU_USES[DroneState.IDLE]] += idle * held_s
     elapsed_s = max(0.0, snapshot.now - since) / WHOLE_GPU
-    for (kind, state, gpu_milli), number in held.items():
-        gpu_s[kind, GPU_USES.get(state, "boot")] += number * gpu_milli * elapsed_s
+    for (kind, use, gpu_milli), number in held.items():
+        gpu_s[kind, use] += number * gpu_milli * elapsed_s
         gpu_s[kind, GPU_USES[DroneState.IDLE]] += 0.0
     return gpu_s
+
+
+def _use_of(drone: Drone) -> str:
+    if drone.service and drone.state in (DroneState.IDLE, DroneState.BUSY):
+        return SERVICE_USE
+    return GPU_USES.get(drone.state, "boot")
 
 
 class DroneCount(NamedTuple):
@@ -210,6 +247,8 @@ class DroneCount(NamedTuple):
     """In all of them."""
     refusing: int = 0
     """Drones among them whose drain the overlay refused."""
+    service: str = ""
+    """Service of their servers; empty: they take jobs."""
 
     @property
     def site(self) -> str:
@@ -218,8 +257,11 @@ class DroneCount(NamedTuple):
 
 def count_drones(drones: Iterable[Drone]) -> list[DroneCount]:
     """Return the numbers of live drones by type, state and size."""
-    found = Counter((drone.type, drone.state, drone.gpu_milli) for drone in drones)
-    return [DroneCount(kind, state, n, n * milli) for (kind, state, milli), n in found.items()]
+    found = Counter((each.type, each.state, each.gpu_milli, each.service) for each in drones)
+    return [
+        DroneCount(kind, state, n, n * milli, service=service)
+        for (kind, state, milli, service), n in found.items()
+    ]
 
 
 def gauges(
@@ -233,6 +275,9 @@ def gauges(
         values.add(of_type("provisioner_drones", each.type, state=state), each.drones)
         gpus = each.gpu_milli / WHOLE_GPU
         values.add(of_type("provisioner_gpus", each.type, state=state), gpus)
+        if each.service:
+            servers = MetricKey.of("provisioner_service_servers", service=each.service, state=state)
+            values.add(servers, each.drones)
     for name, polled in views.sites.items():
         if polled.view is not None:
             waiting = sum(claim.count for claim in polled.view.claims)
@@ -258,6 +303,22 @@ def gauges(
         )
         values[MetricKey("provisioner_jobs_running")] = sum(c.running for c in classes)
         values[MetricKey("provisioner_oldest_job_wait_seconds")] = max(0.0, now - oldest_at)
+    values.add_all(_service_gauges(views.services.view, plan))
+    return values
+
+
+def _service_gauges(view: model.ServicesView | None, plan: Plan | None) -> MetricValues:
+    """Return the demand for services, and the servers that it needs."""
+    values = MetricCounts()
+    for state in plan.services if plan else ():
+        of = partial(MetricKey.of, service=state.name)
+        values[of("provisioner_service_servers_wanted")] = state.wanted
+        values[of("provisioner_service_servers_needed")] = state.needed
+    for each in view.services if view else ():
+        of = partial(MetricKey.of, service=each.name)
+        values[of("provisioner_service_requests_in_flight")] = each.in_flight
+        values[of("provisioner_service_requests_queued")] = each.queued
+        values[of("provisioner_service_request_seconds")] = each.request_s
     return values
 
 

@@ -174,7 +174,7 @@ class Reader:
     def live_counts(self) -> list[DroneCount]:
         """Return the live drones by type and state, in the order of the first of each."""
         query = (
-            "SELECT type, state, count(*), sum(gpu_milli), sum(drain_refusal != '')"
+            "SELECT type, state, count(*), sum(gpu_milli), sum(drain_refusal != ''), max(service)"
             " FROM drones WHERE live = 1 GROUP BY type, state ORDER BY min(requested_at), min(serial)"
         )
         with self._open() as sql:

@@ -84,8 +84,10 @@ def old_samples(now: float, keep_s: float) -> Iterable[tuple[str, Sequence[float
         yield old, (step_s, now - min(keep_s, limit_s or keep_s) - step_s)
 
 
-def forget(sql: sqlite3.Connection, sites: Iterable[str], types: Iterable[str]) -> None:
-    """Delete series without samples, and the counters of sites and types that are neither configured nor on record.
+def forget(
+    sql: sqlite3.Connection, sites: Iterable[str], types: Iterable[str], services: Iterable[str]
+) -> None:
+    """Delete series without samples, and counters of sites, types and services neither configured nor on record.
 
     Overlay, controller and whatever else has no such label stay.
     """
@@ -94,8 +96,13 @@ def forget(sql: sqlite3.Connection, sites: Iterable[str], types: Iterable[str]) 
     sql.execute(f"DELETE FROM series WHERE id AND NOT EXISTS ({samples})")
     site = "coalesce(json_extract(labels, '$.site'), json_extract(labels, '$.scope'))"
     kind = f"{site} || '/' || json_extract(labels, '$.type')"
-    for label, column, known in ((site, "site", [*sites, "overlay"]), (kind, "type", types)):
-        unknown = f"{label} NOT IN (SELECT value FROM json_each(?))"
+    service = "json_extract(labels, '$.service')"
+    for label, column, known in (
+        (site, "site", [*sites, "overlay"]),
+        (kind, "type", types),
+        (service, "service", services),
+    ):
+        unknown = f"{label} IS NOT NULL AND {label} NOT IN (SELECT value FROM json_each(?))"
         gone = f"NOT EXISTS (SELECT 1 FROM drones WHERE drones.{column} = {label})"
         sql.execute(f"DELETE FROM counters WHERE {unknown} AND {gone}", (json.dumps([*known]),))
 

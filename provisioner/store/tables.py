@@ -238,7 +238,9 @@ _SUMS = """
         FROM ({runs}) GROUP BY {drone}, kind, use_step, vram_step
     ) JOIN run_kinds USING (kind)"""
 _HAD = f"min(coalesce(nullif(ended_at, 0), :until), :until) - max({BEGAN}, :since)"
-_LIVES = f"SELECT type, sum(gpu_milli / 1e3 * max(0, {_HAD})) FROM drones WHERE gpu_milli > 0 AND {BEGAN} > 0 AND "
+_LIVES = f"""
+    SELECT type, sum(gpu_milli / 1e3 * max(0, {_HAD})) FROM drones
+    WHERE gpu_milli > 0 AND service = '' AND {BEGAN} > 0 AND """
 _USE_OF_RUNNING = f"""
     SELECT total(min(gpu_milli * ({_HAD}), work_milli * max(0, :until - max(begun_at, {BEGAN}, :since))) / 1e3)
     FROM (

@@ -25,6 +25,7 @@ from provisioner.model import (
     OperatorRequest,
     OverlayView,
     Plan,
+    ServicesView,
     Snapshot,
     StateChange,
     TypeKey,
@@ -104,6 +105,8 @@ class SqlStore(store.Store):
         """Snapshot of the newest record since the store was opened."""
         self._classes: Sequence[JobClass] = ()
         """Job classes of the newest view on record."""
+        self._services: ServicesView | None = None
+        """Newest view of services on record since the store was opened."""
         self._counts = measures.MetricCounts()
         """Counts for the next plan that is recorded."""
 
@@ -140,7 +143,8 @@ class SqlStore(store.Store):
         with self._transaction() as sql:
             self._write_change(sql, change)
             passed = measures.counts_of_time(snapshot, change.drones, self.committed.recorded_at)
-            series.add_counts(sql, measures.counts_of_plan(plan), passed, self._counts)
+            served = measures.counts_of_services(snapshot.services.view, self._services)
+            series.add_counts(sql, measures.counts_of_plan(plan), passed, served, self._counts)
             self._write_plan(sql, recorded_plan)
             newest_row = log.write(sql, parts)
             self._write_past_classes(sql, snapshot.overlay.view)
@@ -159,6 +163,7 @@ class SqlStore(store.Store):
         self._newest_plan = recorded_plan
         self._view_log = log
         self._newest = snapshot
+        self._services = snapshot.services.view or self._services
         if snapshot.overlay.view is not None:
             self._classes = snapshot.overlay.view.classes
         self._counts.clear()
@@ -366,7 +371,9 @@ class SqlStore(store.Store):
         more = [all(self._prune_batch(*kind) for _ in range(BATCHES_PER_PRUNING)) for kind in kinds]
         if newest := self._newest:
             with self._transaction() as sql:
-                series.forget(sql, newest.policy.sites, [kind.key for kind in newest.types])
+                types = [kind.key for kind in newest.types]
+                services = [each.name for each in newest.policy.services]
+                series.forget(sql, newest.policy.sites, types, services)
         return is_booking or any(more)
 
     def _book_due(self, now: float) -> bool:
@@ -398,6 +405,7 @@ class SqlStore(store.Store):
         if self._shadow:
             self._sql.executescript(observations.SCHEMA)
         self._newest = None
+        self._services = None
         self._view_log = ViewLog()
         self._claim = lock.claim_of(holder, path)
         with self._transaction(claims=True) as sql:

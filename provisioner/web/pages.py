@@ -19,7 +19,16 @@ from markupsafe import Markup
 from provisioner import __version__, formatting, model, reasons, svg
 from provisioner.accounting.entries import SECONDS_A_DAY
 from provisioner.accounting.reports import GPU_HOUR, REPORT_GROUPINGS
-from provisioner.answers import accounting, demand, drones, explain, plan, sites, usage
+from provisioner.answers import (
+    accounting,
+    demand,
+    drones,
+    explain,
+    plan,
+    services,
+    sites,
+    usage,
+)
 from provisioner.answers.columns import (
     Column,
     Document,
@@ -503,7 +512,7 @@ WITH_WORDS_OF_SITES = (
 )
 JOB_FACTS_SHOWN = ("drone", "needs", "waiting", "running", "drones")
 JOB_STATES = {"running": "runs", "held": "is held", "done": "is done"}
-FINDERS = ("drone", "job", "class", "sites")
+FINDERS = ("drone", "job", "class", "sites", "services")
 """Kinds of ids, in the order in which they are looked for."""
 
 
@@ -570,6 +579,20 @@ def _owner(reader: Reader, query: Query) -> WebPage:
 
 
 # -------------------------------------------------------------------------------------------------------
+# inference services
+
+
+def _services(reader: Reader, query: Query) -> WebPage:
+    listing = replace(_answer(services.services, reader, query), title="Inference services")
+    return WebPage("Services", [listing.scope], tables=[page_table(listing, query)])
+
+
+def _service(reader: Reader, name: str, query: Query) -> WebPage:
+    document = _answer(services.explain_service, reader, query, name)
+    return _document(_named("Service", name), document, query, document.of.why)
+
+
+# -------------------------------------------------------------------------------------------------------
 # use and waste
 
 PERIODS = {"1d": "last day", "7d": "last 7 days", "30d": "last 30 days"}
@@ -626,6 +649,7 @@ WASTE_METRIC = "provisioner_gpu_seconds_total"
 LOST_METRIC = "provisioner_lost_gpu_seconds_total"
 USES: Mapping[str, str] = {
     "good": "done work",
+    "service": "inference services",
     "idle": "no job",
     "boot": "starting",
     "lost": "work cut short",
@@ -717,6 +741,7 @@ LEDGER_USES = {
     "boot": "boot",
     "draining": "draining",
     "idle": "idle",
+    "service": "service",
 }
 """Uses of the chart by account of the ledger."""
 
@@ -794,6 +819,7 @@ PAGES: Mapping[str, Callable[[Reader, Query], WebPage]] = {
     "": _now,
     "sites": _sites,
     "drones": _drones,
+    "services": _services,
     "owner": _owner,
     "use": _use,
     "waste": _waste,
@@ -806,4 +832,5 @@ PAGES_OF_ONE: Mapping[str, Callable[[Reader, str, Query], WebPage]] = {
     "drone": _drone,
     "job": _job,
     "class": _class,
+    "services": _service,
 }

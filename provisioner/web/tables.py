@@ -23,6 +23,7 @@ PAGE_OF_SUBJECT = {
     "drone": "/drone/",
     "class": "/class/",
     "vo": "/?vo=",
+    "service": "/services/",
 }
 """Begin of the address of a page by the kind of what it is about."""
 
@@ -158,6 +159,7 @@ PAGE_OF_COMMAND = {
     "provisioner drones show": ("drone", "/drone/"),
     "provisioner sites show": ("site", "/sites/"),
     "provisioner explain class": ("class", "/class/"),
+    "provisioner explain service": ("service", "/services/"),
     "provisioner demand": ("what waits", "/#waiting"),
     "provisioner status": ("Now", "/"),
 }

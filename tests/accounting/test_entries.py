@@ -38,6 +38,18 @@ def test_a_life_is_boot_jobs_draining_and_idle() -> None:
     }
 
 
+def test_the_ready_time_of_a_server_is_an_account_of_its_own() -> None:
+    life = replace(LIFE, serves=True, leaving=((3 * HOUR, 4 * HOUR),))
+    (day,) = entries(life, [], 0).days.values()
+    assert (day.boot, day.service, day.draining, day.idle) == (
+        600 * 1000,
+        (3 * HOUR - 600) * 1000,
+        HOUR * 1000,
+        0,
+    )
+    assert day.balances
+
+
 def test_a_quarter_counts_a_quarter_and_the_rest_is_idle() -> None:
     made = entries(LIFE, [run(HOUR, 2 * HOUR, 250), run(HOUR, 2 * HOUR, 250, "2.0")], 0)
     assert made.days[0].jobs == HOUR * 500

@@ -65,7 +65,7 @@ estimates forget --user bob --site topas --reason 'new code' | estimates forget 
 snapshot --to saved.json | snapshot --tick 3 | snapshot --tick 77
 replay saved.json | replay saved.json --what-if 'moon down' | replay --tick 1
 reload | run --config nothing.yaml | events --since nonsense | dronse | drones --stat
-version | schema nonsense
+version | schema nonsense | services | explain service nosuch
 """
 FILES_LISTS = """
 check -c provisioner.yaml | check -c broken/provisioner.yaml

@@ -39,6 +39,13 @@ QUIET = {
     'up{job="provisioner",instance="kit:8618"}': 1,
     'provisioner_view_fresh{scope="overlay"}': 1,
     'provisioner_view_fresh{scope="kit"}': 1,
+    'provisioner_view_fresh{scope="services"}': 1,
+    'provisioner_service_servers_needed{service="cms"}': 2,
+    'provisioner_service_servers{service="cms",state="busy"}': 1,
+    'provisioner_service_servers{service="cms",state="idle"}': 0,
+    'provisioner_service_servers{service="cms",state="booting"}': 1,
+    'provisioner_service_servers_needed{service="idle"}': 0,
+    'provisioner_service_servers{service="idle",state="busy"}': 0,
     'provisioner_breaker_state{scope="kit",state="active",fault=""}': 1,
     'provisioner_breaker_state{scope="kit/a100",state="banned",fault="quota"}': 1,
     'provisioner_jobs_waiting{category="start"}': 5,
@@ -69,6 +76,8 @@ SICK: dict[str, dict[str, float | str | None]] = {
     "StoreDiskFull": {"provisioner_store_free_bytes": 1e8},
     "PoolViewStale": {'provisioner_view_fresh{scope="overlay"}': 0},
     "ViewStale": {'provisioner_view_fresh{scope="kit"}': 0},
+    "BalancerUnreachable": {'provisioner_troubles{severity="warning",kind="balancer"}': 1},
+    "ServiceWithoutServer": {'provisioner_service_servers{service="cms",state="busy"}': 0},
     "BreakerOpen": {'provisioner_breaker_state{scope="kit",state="banned",fault="denied"}': 1},
     "NothingStartsThoughDemand": {
         'provisioner_drones_requested_total{site="kit",type="a100",reason="jobs-waiting"}': 0

@@ -12,7 +12,18 @@ from typing import Any
 
 from prometheus_client.metrics_core import Metric
 
-from provisioner.model import Credential, Plan, Policy, Snapshot
+from provisioner.model import (
+    Credential,
+    ModelUse,
+    Plan,
+    Policy,
+    PolledServices,
+    Service,
+    ServiceState,
+    ServicesView,
+    ServiceView,
+    Snapshot,
+)
 from provisioner.monitoring.metrics import families
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.jobs import JobRequirements
@@ -41,9 +52,18 @@ class ScrapedStore(TemporaryStore):
         self.scrapes: list[tuple[float, list[Metric]]] = []
 
     async def record(self, plan: Plan, snapshot: Snapshot) -> None:
-        """Record a plan of a controller with a token."""
+        """Record a plan of a controller with a token and an inference service."""
         token = Credential("token", "file token", not_after=END + 30 * 86400.0, used_by="overlay")
-        await super().record(plan, replace(snapshot, credentials=(token,)))
+        done = 10 * plan.tick
+        model = ModelUse("deepmet:3", done, queue_s=0.1 * done, compute_s=0.3 * done)
+        view = ServiceView("cms", done, plan.tick, by_vo={"cms": done}, models=(model,))
+        known = replace(
+            snapshot,
+            credentials=(token,),
+            policy=replace(snapshot.policy, services=(Service("cms"),)),
+            services=PolledServices(ServicesView(snapshot.now, (view,))),
+        )
+        await super().record(replace(plan, services=(ServiceState("cms"),)), known)
 
     async def record_sample(self, at: float, gauges: Any) -> None:
         await super().record_sample(at, gauges)

@@ -249,6 +249,20 @@ def test_gpus_that_no_job_has_are_idle_in_a_busy_drone() -> None:
     assert {dict(key.labels)["use"]: n for key, n in found.items()} == {"busy": 10.0, "idle": 30.0}
 
 
+@pytest.mark.parametrize("state", [DroneState.IDLE, DroneState.BUSY])
+async def test_a_ready_server_has_a_use_of_its_own_and_is_no_idle_time_of_jobs(
+    state: DroneState,
+) -> None:
+    store = TemporaryStore()
+    server = drone(1, state, service="cms", started_at=10.0, joined_at=20.0)
+    snapshot = seen(store, m.Plan(1, 100.0), drones={server.id: server})
+    found = counts_of_time(snapshot, {}, 90.0)
+    assert {dict(key.labels)["use"]: n for key, n in found.items() if n} == {"service": 10.0}
+    await record(store, starts(1, server))
+    assert store.drones[server.id].service == "cms"
+    assert usage_report(await store.use(0.0, 100.0), [], 0.0, 100.0).total_s == 0.0
+
+
 @pytest.mark.parametrize("away_s", [0.0, 5000.0])
 async def test_counters_and_usage_agree_for_each_drone_whatever_was_seen_late(
     file: Path, away_s: float

@@ -119,6 +119,75 @@ async def test_vos_have_few_series_whatever_users_call_them() -> None:
         assert sum(found.values()) == sum(each.waiting + 2 for each in classes)
 
 
+CMS = m.ServiceView(
+    "cms",
+    requests=100,
+    refused=4,
+    in_flight=3,
+    queued=2,
+    request_s=0.03,
+    by_vo={"cms": 60, "dune": 40},
+    models=(m.ModelUse("deepmet:3", 90, 1.5, 2.7),),
+)
+
+
+def served(at: float, *services: m.ServiceView) -> m.PolledServices:
+    return m.PolledServices(m.ServicesView(at, services))
+
+
+async def test_services_have_their_servers_requests_and_models() -> None:
+    store = TemporaryStore()
+    types = (m.DroneType("topas", "triton", 1000, 8, 1, 1),)
+    policy = m.Policy(services=(m.Service("cms"), m.Service("new")))
+    server = replace(drone(1), type=types[0].key, service="cms")
+    state = m.ServiceState("cms", wanted=3, needed=2)
+    later = replace(CMS, requests=130, refused=9, by_vo={"cms": 70, "dune": 60})
+    restarted = replace(CMS, requests=7, refused=0, by_vo={"cms": 7}, models=())
+    for tick, services in enumerate(
+        (served(90.0, CMS), served(91.0, later), m.PolledServices(), served(93.0, restarted)), 1
+    ):
+        first = starts(1, server) if tick == 1 else m.Plan(tick, 100.0)
+        plan = replace(first, tick=tick, services=(state,))
+        await store.record(plan, seen(store, plan, policy=policy, types=types, services=services))
+    scrape = samples(exposition(store.reader()))
+    found = {key: n for key, n in scrape.items() if key[0].startswith("provisioner_service_")}
+    assert {
+        key[0].removeprefix("provisioner_service_"): n
+        for key, n in found.items()
+        if key[-1] == "cms"
+    } == {
+        "servers_wanted": 3,
+        "servers_needed": 2,
+        "requests_in_flight": 3,
+        "requests_queued": 2,
+        "request_seconds": 0.03,
+        "requests_total": 137,
+        "refused_total": 9,
+        "vo_requests_total": 77,
+    }
+    assert found["provisioner_service_vo_requests_total", "cms", "dune"] == 60
+    of_model = {key[0].split("_model_")[1]: n for key, n in found.items() if "_model_" in key[0]}
+    assert of_model == {
+        "requests_total": 90,
+        "queue_seconds_total": 1.5,
+        "compute_seconds_total": pytest.approx(2.7),
+    }
+    states = {
+        key[2]: n for key, n in found.items() if key[0].endswith("_servers") and key[1] == "cms"
+    }
+    assert states == dict.fromkeys(metrics._LIVE, 0) | {"requested": 1}, "a rule needs the 0"
+    assert found["provisioner_service_requests_total", "new"] == 0, "a rate needs the 0"
+
+
+def test_services_are_a_view_where_there_are_any() -> None:
+    policy = replace(POLICY, services=(m.Service("cms"),))
+    views = replace(VIEWS, policy=policy, services=served(950.0))
+    assert metrics.view_ages(views, 1010.0)["services"] == (60.0, 120.0)
+    assert readiness(replace(views, services=m.PolledServices()), HOLDER, 1010.0).reasons == (
+        "there is no view of services",
+    )
+
+
 def test_both_formats_have_the_whole_table_and_its_labels_and_nothing_else(
     day: ScrapedStore,
 ) -> None:
@@ -271,7 +340,7 @@ def test_dashboards_keep_their_uid_and_ask_for_their_data_source() -> None:
             }
             assert not cells & taken and max(x for x, _ in cells) < 24
             taken |= cells
-    assert [*dashboards()] == ["controller", "overview", "sites", "waste"]
+    assert [*dashboards()] == ["controller", "overview", "services", "sites", "waste"]
 
 
 def test_the_overview_is_a_board_for_a_wall_with_titles_in_plain_words() -> None:
@@ -310,6 +379,7 @@ ALERTS_OF_TROUBLES = {
     "drain.rejected": "DrainRefused",
     "plan.rejected": "PlanRefused",
     "black-hole-node": "NodeBad",
+    "balancer": "BalancerUnreachable",
     "credential-unusable": "CredentialUnusable",
     "credential-expires": "CredentialExpires",
 }

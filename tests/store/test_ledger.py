@@ -26,7 +26,8 @@ HOUR = 3600.0
 QUARTERS = m.DroneType("topas", "a100-4", 1000, 8, 20480, 51200, sharing=m.Sharing.MPS, shares=4)
 WHOLE = m.DroneType("horeka", "h100", 2000, 8, 20480, 51200, gpu_model="H100")
 CPUS = m.DroneType("topas", "cpu", 0, 8, 20480, 51200)
-TYPES = {kind.key: kind for kind in (QUARTERS, WHOLE, CPUS)}
+SERVER = m.DroneType("topas", "triton", 1000, 8, 20480, 51200)
+TYPES = {kind.key: kind for kind in (QUARTERS, WHOLE, CPUS, SERVER)}
 ENDS = (S.DONE, S.PREEMPTED, S.FAILED, S.LOST, S.JOIN_TIMEOUT, S.CANCELLED)
 ACCOUNTS = tuple(Account)
 KEEP_DAYS = 20
@@ -69,10 +70,11 @@ class Months:
 
     def _start(self) -> None:
         self.serial += 1
-        kind = self.dice.choice([QUARTERS, QUARTERS, WHOLE, CPUS])
+        kind = self.dice.choice([QUARTERS, QUARTERS, WHOLE, CPUS, SERVER])
         began = self.now + self.dice.uniform(0, SECONDS_A_DAY - 1)
         made = drone(self.serial, S.BOOTING, at=began, started_at=began)
         made = replace(made, type=kind.key, gpu_milli=kind.gpu_milli)
+        made = replace(made, service="cms" if kind is SERVER else "")
         if self.dice.random() < 0.9:
             made = replace(made, state=S.IDLE, joined_at=began + self.dice.uniform(1, 900))
         self._write(made)
@@ -92,7 +94,7 @@ class Months:
             self.live[each.id] = each
 
     def _live_on(self, each: m.Drone) -> None:
-        for n in range(self.dice.randrange(3)):
+        for n in range(0 if each.service else self.dice.randrange(3)):
             ended = self.now + self.dice.uniform(0, SECONDS_A_DAY)
             run = m.CompletedJob(
                 job_id=f"s#{self.serial}{n}.{self.dice.randrange(10**6)}",
@@ -190,6 +192,10 @@ def test_the_double_entry_balances_to_the_millisecond(
     assert sums(sql, LIVES) == sums(sql, USES)
     for (day,) in sql.execute("SELECT DISTINCT day FROM ledger_days").fetchall():
         assert sums(sql, f"day = {day} AND {LIVES}") == sums(sql, f"day = {day} AND {USES}")
+    assert sums(sql, f"account = '{Account.SERVICE}'") > 0
+    of_servers = "account IN ('service', 'idle') AND type = 'triton'"
+    accounts = f"SELECT DISTINCT account FROM ledger_days JOIN ledger_kinds USING (kind) WHERE {of_servers}"
+    assert sql.execute(accounts).fetchall() == [("service",)]
     found = sql.execute("SELECT sum(runs), sum(energy_j) FROM ledger_days").fetchone()
     assert found == (world.runs, world.energy_j), "each run once, though many came late"
     assert len(world.settled) >= months * 30 - 8

@@ -387,7 +387,7 @@ def test_waste_adds_up_the_series(reader: SeriesReader) -> None:
     sites = [row[0] for row in page.rows("GPU-hours by site")[1:]]
     assert sites == ["topas", "nemo", "horeka", "cloud"] and last[0] == "cloud"
     numbers = [
-        [float(cell.replace(",", "")) for cell in row[1:7]]
+        [float(cell.replace(",", "")) for cell in row[1:8]]
         for row in page.rows("GPU-hours by site")[1:]
     ]
     for total, *parts in numbers:
