@@ -378,9 +378,9 @@ class Service:
     """A server that is not ready for this long is replaced."""
     load: float = setting(default=0.8, gt=0, le=1)
     """Part of the time in which the servers work, that is aimed at."""
-    requests_per_s: float = setting(default=20.0, gt=0, le=1e6)
+    server_rate: float = setting(default=20.0, gt=0, le=1e6)
     """Requests per second that one server answers, until that is measured."""
-    job_requests_per_s: float = setting(default=1.0, gt=0, le=1e6)
+    job_rate: float = setting(default=1.0, gt=0, le=1e6)
     """Requests per second of one running job that announces the service, until that is measured."""
     concurrency: int = setting(default=8, ge=1, le=10_000)
     """Most requests that the balancer gives one server at a time. The others wait at the balancer."""

@@ -40,8 +40,6 @@ from provisioner.values import define, factory, frozen
 
 HOLD_FACTOR = 1.0
 """Servers without demand are kept for this many start times of another one, at most ``Service.idle_s``."""
-LONG_QUEUE_S, LONG_QUEUE_REQUESTS = 1.0, 2.0
-"""A queue is a backlog if working it off takes longer than a second, and than two requests."""
 CATCH_UP_S = 60.0
 """Time in which a backlog is worked off, or the start time of a server if that is longer."""
 LEARN_S = 300.0
@@ -99,23 +97,25 @@ def needed_servers(
     state: ServiceState,
     view: ServiceView,
     announced: Announced,
-    ready: int,
     start_s: float,
 ) -> int:
-    """Return the servers that the demand needs now, whatever the limits. ``ready`` of them serve.
+    """Return the servers that the demand needs now, whatever the limits.
 
-    Where clients wait for answers, the rate of requests is what the servers manage: a backlog needs
-    more than ``ready`` servers.
+    Requests that wait are worked off beside those that come, within the time that another server
+    takes to start.
     """
-    each_s = state.request_s or 1.0 / service.requests_per_s
-    per_job = state.job_requests_per_s or service.job_requests_per_s
+    each_s = state.request_s or 1.0 / service.server_rate
+    per_job = state.job_requests_per_s or service.job_rate
     used = view.requests_per_s or view.in_flight or view.queued
     needed = max(service.at_least, int(bool(announced or used)))
-    for rate in (view.requests_per_s, announced.running * per_job):
-        needed = max(needed, math.ceil(round(rate * each_s / service.load, 6)))
-    work_s = view.queued * each_s
-    if ready and work_s / ready > max(LONG_QUEUE_S, LONG_QUEUE_REQUESTS * each_s):
-        needed = max(needed, ready + math.ceil(work_s / max(CATCH_UP_S, start_s)))
+    per_s = view.requests_per_s
+    backlog = view.queued * each_s / max(CATCH_UP_S, start_s)
+    for work in (
+        per_s * each_s / service.load,
+        per_s * each_s + backlog,
+        announced.running * per_job * each_s / service.load,
+    ):
+        needed = max(needed, math.ceil(round(work, 6)))
     return needed
 
 
@@ -218,7 +218,7 @@ class ServicePlan:
         before = context.snapshot.service_states.get(service.name) or ServiceState(service.name)
         announced = self.announced.get(service.name, NO_JOBS)
         state = learned_state(before, view, announced.running, context.now)
-        needed = needed_servers(service, state, view, announced, len(group.ready), start_s)
+        needed = needed_servers(service, state, view, announced, start_s)
         hold_s = min(service.idle_s, HOLD_FACTOR * start_s)
         state = held_state(state, needed, service.at_most, hold_s, context.now)
         state = replace(state, announced=announced.running)

@@ -32,7 +32,7 @@ from tests.planner.scenes import (
     with_site,
 )
 
-CMS = model.Service("cms", at_most=8, requests_per_s=20.0, load=0.8)
+CMS = model.Service("cms", at_most=8, server_rate=20.0, load=0.8)
 SERVER = model.InferenceServer("cms", ("deepmet:3", "pnet:1"), "exec server")
 TRITON = replace(A100, name="triton", vram_mib=16384, price=1.0, server=SERVER)
 QUIET = model.ServiceView("cms")
@@ -96,29 +96,29 @@ def leaves(plan: model.Plan) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("view", "announced", "ready", "servers"),
+    ("view", "announced", "servers"),
     [
-        (QUIET, Announced(), 3, 0),
-        (QUIET, Announced(waiting=20), 0, 1),
-        (QUIET, Announced(running=20), 0, 2),  # of one request/s each, 16 of which fill a server
-        (busy(0.0, in_flight=1), Announced(), 1, 1),
-        (busy(0.01), Announced(), 0, 1),
-        (busy(16.0), Announced(), 1, 1),
-        (busy(16.1), Announced(), 1, 2),
-        (busy(100.0, request_s=0.03), Announced(), 1, 4),
-        (busy(20.0, queued=10), Announced(), 2, 2),  # worked off in a quarter of a second
-        (busy(20.0, queued=3000), Announced(), 2, 4),  # 150 s of work within 90 s
-        (busy(20.0, queued=3000), Announced(), 0, 2),
+        (QUIET, Announced(), 0),
+        (QUIET, Announced(waiting=20), 1),
+        (QUIET, Announced(running=20), 2),  # of one request/s each, 16 of which fill a server
+        (busy(0.0, in_flight=1), Announced(), 1),
+        (busy(0.01), Announced(), 1),
+        (busy(16.0), Announced(), 1),
+        (busy(16.1), Announced(), 2),
+        (busy(100.0, request_s=0.03), Announced(), 4),
+        (busy(20.0, queued=10), Announced(), 2),  # worked off beside the others
+        (busy(20.0, queued=3000), Announced(), 3),  # 150 s of work within 90 s
+        (busy(20.0, queued=4000), Announced(), 4),
     ],
 )
-def test_need(view: model.ServiceView, announced: Announced, ready: int, servers: int) -> None:
+def test_need(view: model.ServiceView, announced: Announced, servers: int) -> None:
     state = learned_state(model.ServiceState("cms"), view, announced.running, NOW)
-    assert needed_servers(CMS, state, view, announced, ready, 90.0) == servers
+    assert needed_servers(CMS, state, view, announced, 90.0) == servers
 
 
 def test_at_least_is_needed_without_demand() -> None:
     warm = replace(CMS, at_least=2)
-    assert needed_servers(warm, model.ServiceState("cms"), QUIET, Announced(), 0, 90.0) == 2
+    assert needed_servers(warm, model.ServiceState("cms"), QUIET, Announced(), 90.0) == 2
 
 
 views = st.builds(
@@ -132,16 +132,14 @@ views = st.builds(
 announcements = st.builds(Announced, st.integers(0, 1000), st.integers(0, 1000))
 
 
-@given(view=views, announced=announcements, ready=st.integers(0, 8))
-def test_need_is_zero_without_demand_alone(
-    view: model.ServiceView, announced: Announced, ready: int
-) -> None:
+@given(view=views, announced=announcements)
+def test_need_is_zero_without_demand_alone(view: model.ServiceView, announced: Announced) -> None:
     state = learned_state(model.ServiceState("cms"), view, announced.running, NOW)
-    needed = needed_servers(CMS, state, view, announced, ready, 90.0)
+    needed = needed_servers(CMS, state, view, announced, 90.0)
     calls = view.requests_per_s or view.in_flight or view.queued or announced
     assert (needed > 0) == bool(calls)
     more = replace(view, requests_per_s=view.requests_per_s * 2 + 1)
-    assert needed_servers(CMS, state, more, announced, ready, 90.0) >= needed
+    assert needed_servers(CMS, state, more, announced, 90.0) >= needed
 
 
 @given(st.lists(st.tuples(st.floats(0.5, 200), st.integers(0, 12)), max_size=40))
@@ -182,7 +180,7 @@ def test_jobs_that_never_call_keep_one_server() -> None:
     state = model.ServiceState("cms")
     for minutes in range(0, 61, 5):
         state = learned_state(state, QUIET, 1000, NOW + 60 * minutes)
-    assert needed_servers(CMS, state, QUIET, Announced(running=1000), 1, 90.0) == 1
+    assert needed_servers(CMS, state, QUIET, Announced(running=1000), 90.0) == 1
 
 
 def test_models_match_by_name_and_version() -> None:
