@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Hashable
 from dataclasses import field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from provisioner.model import (
     DroneId,
@@ -174,6 +174,15 @@ class DroneStage(StrEnum):
     GONE = "gone"
 
 
+class DronePool(Protocol):
+    """Pool that drones join: the overlay, or the services."""
+
+    def join(self, drone: SimulatedDrone) -> None: ...
+    def serve(self, drone: SimulatedDrone) -> None: ...
+    def withdraw(self, drone: SimulatedDrone) -> None: ...
+    def part(self, drone: SimulatedDrone, orderly: bool) -> None: ...
+
+
 class SimulatedDrone:
     """One drone. Times are those of the loop; every step after :meth:`grant` sets its own timers."""
 
@@ -193,7 +202,7 @@ class SimulatedDrone:
         self.left_s: float | None = None
         self.end: RemoteEnd | None = None
         self._site = site
-        self._overlay = site.overlay
+        self._pool: DronePool = site.services if order.type.service else site.overlay
         self._timers: list[asyncio.TimerHandle] = []
         self._leaving: tuple[EndKind, str, int | None] | None = None
         self._retired = False
@@ -226,21 +235,21 @@ class SimulatedDrone:
     def _join(self) -> None:
         if self._leaving is None:
             self.stage = DroneStage.CHECKING
-            self._overlay.join(self)
+            self._pool.join(self)
             if self.script.defect is not DroneDefect.HANGS_IN_CHECK:
                 self._after(self.script.check_s, self._serve)
 
     def _serve(self) -> None:
         if self._leaving is None:
             self.stage, self.serving_s = DroneStage.SERVING, now_s()
-            self._overlay.serve(self)
+            self._pool.serve(self)
             if self.script.retire_s is not None:
                 self._after(self.script.retire_s, self._retire)
 
     def _retire(self) -> None:
         if self.stage is DroneStage.SERVING and self._leaving is None:
             self._retired = True
-            self._overlay.withdraw(self)
+            self._pool.withdraw(self)
 
     @property
     def walltime_end_s(self) -> float | None:
@@ -276,7 +285,7 @@ class SimulatedDrone:
             self._release()
         else:
             self._after(within_s, self._release)
-            self._overlay.withdraw(self)
+            self._pool.withdraw(self)
 
     def preempt(self, notice_s: float) -> None:
         """Make way for the owner of the site, without notice if ``notice_s`` is 0."""
@@ -295,7 +304,7 @@ class SimulatedDrone:
         if self.stage in (DroneStage.LEAVING, DroneStage.GONE) or leaving is None:
             return
         self.stage, self.left_s = DroneStage.LEAVING, now_s()
-        self._overlay.part(self, orderly=True)
+        self._pool.part(self, orderly=True)
         self._after(self.script.release_s, lambda: self.perish(*leaving))
 
     def perish(self, kind: EndKind, message: str, exit_code: int | None = None) -> None:
@@ -306,7 +315,7 @@ class SimulatedDrone:
             timer.cancel()
         self._timers.clear()
         if self.stage in (DroneStage.CHECKING, DroneStage.SERVING):
-            self._overlay.part(self, orderly=False)
+            self._pool.part(self, orderly=False)
         self.stage = DroneStage.GONE
         self.end = RemoteEnd(kind, now(), exit_code, message)
         self._site.left(self, self.end)

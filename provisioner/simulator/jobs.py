@@ -23,7 +23,7 @@ from provisioner.simulator.loop import start_epoch
 from provisioner.values import factory, frozen
 
 UNRECORDED_FIELDS = frozenset(
-    {"gpu_model", "priority", "duty_milli", "width_milli", "gpu_optional"}
+    {"gpu_model", "priority", "duty_milli", "width_milli", "gpu_optional", "inference"}
 )
 """Requirements that are not on record of a completed job."""
 
@@ -47,6 +47,7 @@ class JobRequirements:
     duty_milli: int = 0
     width_milli: int = 0
     gpu_optional: bool = False
+    inference: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:

@@ -15,7 +15,7 @@ from math import inf
 from provisioner.model import DroneType, Plan, Policy, Snapshot
 from provisioner.planner.validation import Breach
 from provisioner.simulator.jobs import SimulatedJob
-from provisioner.simulator.results import ReplayResult, WaitStatistics
+from provisioner.simulator.results import ReplayResult, ServiceResult, WaitStatistics
 from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
 from provisioner.simulator.world_file import WorldPlan
 from provisioner.values import frozen
@@ -61,6 +61,7 @@ def summarize(
         co2_kg=None
         if energy_kwh is None or carbon_g_per_kwh is None
         else energy_kwh * carbon_g_per_kwh / 1000.0,
+        services={name: ServiceResult.of(each) for name, each in outcome.services.items()},
         by_site={site: time.hours for site, time in sorted(metrics.by_site.items())},
         samples=outcome.samples,
     )
@@ -88,7 +89,8 @@ class Replay:
 
     @property
     def span_s(self) -> float:
-        return max((job.submit_s for job in self.jobs), default=0.0)
+        ends_s = (burst.end_s for burst in self.world.bursts)
+        return max([0.0, *(job.submit_s for job in self.jobs), *ends_s])
 
     @property
     def types(self) -> tuple[DroneType, ...]:
@@ -97,11 +99,12 @@ class Replay:
     def scenario(self, seed: int) -> Scenario:
         return Scenario(
             facilities=self.world.facilities,
-            jobs=self.jobs,
+            jobs=(*self.jobs, *self.world.announcing_jobs),
             seed=seed,
             policy=self.rules,
             pool=self.world.pool,
             hardware_faults=self.world.hardware_faults,
+            bursts=self.world.bursts,
             limit_s=self.span_s + REPLAY_LIMIT_S,
             stall_s=REPLAY_STALL_S,
             samples_s=max(60.0, self.span_s / SAMPLES_PER_REPLAY),

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, field
-from math import inf, isfinite, isnan
+from math import fsum, inf, isfinite, isnan
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -71,6 +71,53 @@ class Sample:
     """Drones by site that have a place and take no job yet."""
 
 
+@define
+class ServiceTotals:
+    """Sums of one service."""
+
+    requests: float = 0.0
+    refused: float = 0.0
+    """Requests that came while no server was ready."""
+    waited_s: float = 0.0
+    """Time that requests waited at the balancer."""
+    work_s: float = 0.0
+    """Time in which servers worked."""
+    gpu_s: float = 0.0
+    """GPU time of the drones of its servers, from grant to release."""
+    first_answers_s: list[float] = factory(list)
+    """Time from the begin of each burst until a server was ready; infinite if that came after its end."""
+
+
+@frozen
+class ServiceResult:
+    """One service in a replay."""
+
+    gpu_hours: float
+    """Held by the drones of its servers."""
+    busy_share: float
+    """Part of that in which they worked."""
+    requests: int
+    refused: int
+    queue_s: float
+    """Mean wait of the answered requests at the balancer."""
+    first_answer_s: float | None
+    """95th percentile of the times from the begin of a burst to its first answer; None: some bursts got none."""
+
+    @classmethod
+    def of(cls, totals: ServiceTotals) -> ServiceResult:
+        answered = totals.requests - totals.refused
+        waits = sorted(totals.first_answers_s)
+        most_s = waits[min(len(waits) - 1, int(0.95 * len(waits)))] if waits else inf
+        return cls(
+            gpu_hours=totals.gpu_s / 3600,
+            busy_share=totals.work_s / totals.gpu_s if totals.gpu_s else 0.0,
+            requests=round(totals.requests),
+            refused=round(totals.refused),
+            queue_s=totals.waited_s / answered if answered else 0.0,
+            first_answer_s=most_s if isfinite(most_s) else None,
+        )
+
+
 @frozen
 class ReplayResult:
     """One replay."""
@@ -104,6 +151,7 @@ class ReplayResult:
     """None where no drone type has a power."""
     co2_kg: float | None = None
     by_site: Mapping[str, GpuTime] = factory(dict)
+    services: Mapping[str, ServiceResult] = factory(dict)
     samples: tuple[Sample, ...] = ()
 
 
@@ -352,6 +400,18 @@ def _figure(name: str, unit: str, path: str, better: int = 0, *, detail: bool = 
     return KeyFigure(name, unit, attrgetter(path), better, detail)
 
 
+def _of_services(
+    name: str, unit: str, field: str, of: Callable[[Iterable[float]], float], better: int = -1
+) -> KeyFigure:
+    """Return the sum, or the greatest, of a figure of all services."""
+
+    def value(result: ReplayResult) -> float | None:
+        known = [getattr(each, field) for each in result.services.values()]
+        return None if not known or None in known else of(known)
+
+    return KeyFigure(name, unit, value, better)
+
+
 FIGURES: Mapping[str, tuple[KeyFigure, ...]] = {
     "GPU-hours": (
         _figure("Held", "GPU-h", "gpu_hours.held", detail=True),
@@ -381,6 +441,13 @@ FIGURES: Mapping[str, tuple[KeyFigure, ...]] = {
         _figure("Second drones withdrawn", "drones", "hedges_withdrawn", detail=True),
         _figure("Preempted", "attempts", "preempted", -1),
         KeyFigure("Violations", "", lambda r: len(r.violations), -1),
+    ),
+    "Inference services": (
+        _of_services("Held by servers", "GPU-h", "gpu_hours", fsum),
+        _of_services("Requests", "", "requests", fsum, better=0),
+        _of_services("Refused requests", "", "refused", fsum),
+        _of_services("Mean wait at the balancer", "s", "queue_s", max),
+        _of_services("95th percentile of first answers", "s", "first_answer_s", max),
     ),
     "Energy": (
         _figure("Energy", "kWh", "energy_kwh", -1, detail=True),

@@ -156,6 +156,7 @@ class SimulatedSite(AlwaysOpen):
         self.pools = {pool.name: GpuPoolState(pool, facility.blocks) for pool in facility.pools}
         self.machines = [machine for pool in self.pools.values() for machine in pool.machines]
         self.overlay = world.overlay
+        self.services = world.services
         self._network = world.scenario.network(facility.name, facility.latency)
         self._queue: dict[DroneId, drones.SimulatedDrone] = {}
         self._serial = 0
@@ -333,6 +334,8 @@ class SimulatedSite(AlwaysOpen):
             return
         left_s = now_s() if drone.left_s is None else drone.left_s
         boot_end_s = left_s if drone.serving_s is None else drone.serving_s
+        if drone.type.service:
+            self.services.held(drone, now_s() - drone.granted_s)
         self.metrics.held(
             drone.type, now_s() - drone.granted_s, boot_end_s - drone.granted_s, now_s() - left_s
         )

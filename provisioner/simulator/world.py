@@ -35,7 +35,8 @@ from provisioner.simulator.hedges import HedgeCount
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Draw, Network, VirtualClock, now_s, run_virtual
 from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay
-from provisioner.simulator.results import Metrics, Sample
+from provisioner.simulator.results import Metrics, Sample, ServiceTotals
+from provisioner.simulator.services import RequestBurst, SimulatedServices
 from provisioner.simulator.sites import Facility, SimulatedSite
 from provisioner.store import EventFields, Store
 from provisioner.values import factory, frozen
@@ -57,6 +58,7 @@ class Scenario:
     """``sites`` is filled in from the facilities."""
     pool: PoolBehaviour = factory(PoolBehaviour)
     hardware_faults: tuple[HardwareFault, ...] = ()
+    bursts: tuple[RequestBurst, ...] = ()
     least_s: float = 0.0
     """It continues for so long even if all is over before."""
     limit_s: float = 7 * 86400.0
@@ -86,6 +88,7 @@ class World:
         self.types = tuple(kind for facility in scenario.facilities for kind in facility.types)
         self.metrics = Metrics(scenario.full_policy, self.types)
         self.overlay = SimulatedOverlay(self)
+        self.services = SimulatedServices(self)
         self.sites = {each.name: SimulatedSite(each, self) for each in scenario.facilities}
         self.jobs_impossible = sum(
             number
@@ -95,6 +98,7 @@ class World:
 
     def begin(self) -> None:
         self.overlay.begin()
+        self.services.begin()
         for site in self.sites.values():
             site.begin()
 
@@ -134,6 +138,7 @@ class World:
     def close(self) -> None:
         for site in self.sites.values():
             site.close()
+        self.services.close()
         self.metrics.close()
 
 
@@ -154,6 +159,7 @@ class SimulationOutcome:
     """Ids ever asked for."""
     samples: tuple[Sample, ...]
     metrics: Metrics
+    services: Mapping[str, ServiceTotals]
     waits_why: Mapping[str, Mapping[str, float]]
     """Job-seconds of waiting by size of the jobs and kind of the reason that the planner gave."""
     violations: tuple[str, ...]
@@ -286,6 +292,7 @@ class Simulation:
             drones=len(self.record.births),
             samples=tuple(self.samples),
             metrics=world.metrics,
+            services={name: each.totals for name, each in world.services.services.items()},
             waits_why={
                 label: dict(kinds) for label, kinds in sorted(self.record.waits_why.items())
             },
@@ -327,6 +334,7 @@ class Simulation:
                 sites=sites,
                 store=store,
                 clock=VirtualClock(),
+                services=world.services if scenario.policy.services else None,
                 planner=scenario.planner(),
                 judge=self._judge,
             )
@@ -347,7 +355,8 @@ class Simulation:
     async def _over(self, world: World) -> None:
         """Return when nothing is left to come, or at the scenario's limit."""
         scenario = self.scenario
-        last_s = max((job.submit_s for job in scenario.jobs), default=0.0)
+        ends_s = [burst.end_s for burst in scenario.bursts]
+        last_s = max([0.0, *(job.submit_s for job in scenario.jobs), *ends_s])
         begin_s = max(last_s, scenario.least_s)
         await asyncio.sleep(
             min(begin_s, scenario.limit_s) // END_CHECK_INTERVAL_S * END_CHECK_INTERVAL_S

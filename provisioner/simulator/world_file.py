@@ -30,9 +30,11 @@ from provisioner.simulator.drones import (
     HardwareFaultKind,
     SiteBehaviour,
 )
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Draw, Fixed, LogNormal, Uniform
 from provisioner.simulator.owner import OwnerSeries, VictimRule
 from provisioner.simulator.pool import PoolBehaviour
+from provisioner.simulator.services import RequestBurst
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.traces import TraceError, located, read_loads
 from provisioner.values import frozen
@@ -170,12 +172,18 @@ class HardwareFaultSection(ConfigSection):
     """Fault of hardware."""
 
 
+@settings_of(RequestBurst, "service", "ahead_s")
+class RequestBurstSection(ConfigSection):
+    """Requests that come to a service for a while."""
+
+
 class WorldFile(ConfigSection):
     """The world file; docs/how-to/simulate.md explains its keys."""
 
     pool: PoolSection = PoolSection()
     sites: dict[Name, SiteSection] = Field({})
     hardware_faults: tuple[HardwareFaultSection, ...] = ()
+    bursts: tuple[RequestBurstSection, ...] = ()
 
 
 DEFAULT_BEHAVIOUR = SiteBehaviour(boot=Fixed(75.0), check=Fixed(0.0), release=Fixed(5.0))
@@ -190,8 +198,23 @@ class WorldPlan:
     facilities: tuple[Facility, ...]
     pool: PoolBehaviour
     hardware_faults: tuple[HardwareFault, ...] = ()
+    bursts: tuple[RequestBurst, ...] = ()
     notes: tuple[str, ...] = ()
     """Defaults that replaced missing information in the files."""
+
+    @property
+    def announcing_jobs(self) -> tuple[SimulatedJob, ...]:
+        """Return the jobs that come with bursts, and announce the models of their service."""
+        models: dict[str, tuple[str, ...]] = {}
+        for kind in (kind for facility in self.facilities for kind in facility.types):
+            if kind.server is not None:
+                models[kind.service] = kind.server.models
+        jobs = []
+        for burst in self.bursts:
+            wants = JobRequirements(inference=models.get(burst.service, ()))
+            begin_s = max(0.0, burst.at_s - burst.ahead_s)
+            jobs += burst.jobs * [SimulatedJob(begin_s, burst.end_s - begin_s, wants)]
+        return tuple(jobs)
 
 
 def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPlan:
@@ -212,7 +235,15 @@ def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPl
         report_errors(document, error, WorldFile)
         raise ConfigError(document.problems) from None
     faults = tuple(as_settings(HardwareFault, each) for each in model.hardware_faults)
+    bursts = tuple(as_settings(RequestBurst, each) for each in model.bursts)
     _check_sites(document, model, faults, settings)
+    services = tuple(each.name for each in settings.policy.services)
+    for n, burst in enumerate(bursts):
+        if burst.service not in services:
+            wrong = (
+                f"no service `{burst.service}` is configured: {choices(burst.service, services)}"
+            )
+            document.complain_at(("bursts", n, "service"), wrong)
     building = _Building(document, path, span_s)
     facilities = tuple(
         building.facility(spec, model.sites.get(spec.name, SiteSection()))
@@ -221,7 +252,7 @@ def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPl
     if document.problems:
         raise ConfigError(document.in_order())
     pool = as_settings(PoolBehaviour, model.pool)
-    return WorldPlan(facilities, pool, faults, tuple(building.notes))
+    return WorldPlan(facilities, pool, faults, bursts, tuple(building.notes))
 
 
 def _check_sites(

@@ -56,6 +56,8 @@ BROKEN = (
     "hardware_faults: [{kind: dwn, at: 1h, for: 1h}]",
     "hardware_faults: [{kind: downtime, where: mars, at: 1h, for: 1h}]",
     "hardware_faults: [{kind: downtime, at: 1h, for: 1h}]",
+    "bursts: [{service: cms, at: 1h, for: 1h, rate: 1}]",
+    "bursts: [{service: cms, at: 1h, for: 1h, rate: 0}]",
     "pool: {update: 0s}",
     "- 1",
 )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from provisioner.config import Settings, load
+from provisioner.config import ConfigError, Settings, load
 from provisioner.config.messages import fields_of
-from provisioner.model import EndKind
+from provisioner.model import EndKind, Service
 from provisioner.simulator import world_file
 from provisioner.simulator.drones import HardwareFault, HardwareFaultKind
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform
 from provisioner.simulator.owner import OwnerSeries, VictimRule
+from provisioner.simulator.services import RequestBurst
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import Scenario, simulate
 from provisioner.simulator.world_file import world_of
@@ -98,6 +100,16 @@ def test_what_a_file_tells_is_taken(settings: Settings) -> None:
     assert (plan.pool.negotiation_s, plan.pool.update_s, plan.pool.best_fit) == (0.0, 30.0, True)
 
 
+def test_bursts_of_requests_are_of_a_configured_service(settings: Settings) -> None:
+    text = "bursts: [{service: cms, at: 1h, for: 20min, rate: 100, jobs: 5, ahead: 2min}]"
+    with pytest.raises(ConfigError, match="no service `cms` is configured"):
+        world(settings, text)
+    policy = replace(settings.policy, services=(Service("cms"),))
+    plan = world(replace(settings, policy=policy), text)
+    assert plan.bursts == (RequestBurst("cms", 3600.0, 1200.0, 100.0, jobs=5, ahead_s=120.0),)
+    assert len(plan.announcing_jobs) == 5
+
+
 def test_every_key_is_told_of() -> None:
     page = (ROOT / "docs" / "how-to" / "simulate.md").read_text()
     for section in (
@@ -107,6 +119,7 @@ def test_every_key_is_told_of() -> None:
         world_file.NodesSection,
         world_file.FailureSection,
         world_file.HardwareFaultSection,
+        world_file.RequestBurstSection,
     ):
         for key in fields_of(section):
             assert f"`{key}`" in page or f" {key}:" in page, f"{section.__name__}.{key}"
