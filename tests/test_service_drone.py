@@ -1,0 +1,196 @@
+"""A drone with an inference server, run as a site runs it: its whole life on this host, without a pool."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from provisioner.drone import script
+from tests.labs.htcondor import DroneProcess, account, lab_directory, own, until
+
+SERVER = """
+import http.server, os, signal, sys, time
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(open(os.environ["SERVICE_KEY_FILE"], "rb").read())
+
+    def log_message(self, *_):
+        pass
+
+def leave(*_):
+    print("told to leave", flush=True)
+    time.sleep(float(os.environ.get("LEAVES_IN_S", "0")))
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, leave)
+port = int(os.environ["SERVICE_HTTP_PORT"])
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def lab() -> Iterator[Path]:
+    with lab_directory("service") as directory:
+        yield directory
+
+
+def free_port() -> int:
+    """The first of three ports that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def service_drone(
+    lab: Path, name: str, command: str = "", checks: str = "", **env: str
+) -> tuple[DroneProcess, int]:
+    """Start a drone with a server, and return it with the server's port. ``checks``: one of the site."""
+    home = lab / name
+    (home / "checks").mkdir(parents=True)
+    if checks:
+        (home / "checks/site.sh").write_text(checks)
+    port = int(env.get("SERVICE_HTTP_PORT", 0)) or free_port()
+    (home / "server.py").write_text(SERVER)
+    run = command or "exec python3 -I server.py\n"
+    (home / "service.sh").write_text(run)
+    (home / "service.key").write_text("secret")
+    (home / "drone.sh").write_bytes(script("service_drone.sh"))
+    account().give(home)
+    told = {
+        "PATH": "/usr/bin:/bin",
+        "DRONE_DIR": str(home),
+        "DRONE_ID": own(name),
+        "DRONE_SITE": "s",
+        "DRONE_TYPE": "t",
+        "DRONE_GPUS": "0",
+        "DRONE_DISK_MIB": "1",
+        "DRONE_GRACE_S": "6",
+        "SERVICE_NAME": "cms",
+        "SERVICE_MODELS": "deepmet:3 pnet:1",
+        "SERVICE_HTTP_PORT": str(port),
+        "SERVICE_GRPC_PORT": str(port + 1),
+        "SERVICE_METRICS_PORT": str(port + 2),
+        "SERVICE_KEY_FILE": "service.key",
+    }
+    with (lab / f"{name}.said").open("wb") as said:
+        process = subprocess.Popen(
+            ["sh", "drone.sh"],
+            env={**told, **env},
+            cwd=home,
+            stdout=said,
+            stderr=said,
+            **account().run,
+        )
+    return DroneProcess(told["DRONE_ID"], home, process), port
+
+
+def answer(port: int) -> str:
+    """What its server answers; empty while there is none."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5) as reply:
+            return str(reply.read().decode())
+    except (urllib.error.URLError, OSError):
+        return ""
+
+
+def ends(drone: DroneProcess, code: int, reason: str) -> str:
+    """The drone has ended so, with all its processes and files. Return why."""
+    assert drone.wait() == code, drone.story()
+    assert (drone.outcome["reason"], drone.outcome["exit"]) == (reason, str(code))
+    assert not drone.leftovers()
+    assert {each.name for each in drone.dir.iterdir()} == {
+        *("outcome", "log", "drone.sh", "server.py")
+    }
+    return drone.outcome["why"].replace("%20", " ")
+
+
+def log_of(drone: DroneProcess) -> str:
+    return (drone.dir / "log/server.log").read_text()
+
+
+def test_it_serves_with_its_secret_until_it_is_told_to_leave(lab: Path) -> None:
+    drone, port = service_drone(lab, "life")
+    assert until(lambda: answer(port), 15, what="the server answers") == "secret"
+    drone.send(signal.SIGTERM)
+    assert ends(drone, 0, "stopped") == "told to leave by SIGTERM"
+    assert log_of(drone) == "told to leave\n", "once"
+
+
+def test_a_server_has_the_grace_for_what_it_works_on(lab: Path) -> None:
+    drone, port = service_drone(lab, "grace", LEAVES_IN_S="2")
+    until(lambda: answer(port), 15, what="the server answers")
+    drone.send(signal.SIGTERM)
+    ends(drone, 0, "stopped")
+    assert int(drone.outcome["seconds"]) >= 2 and log_of(drone) == "told to leave\n"
+
+
+def test_one_that_does_not_leave_is_killed_before_the_grace_is_over(lab: Path) -> None:
+    drone, port = service_drone(lab, "deaf", LEAVES_IN_S="600", DRONE_GRACE_S="4")
+    until(lambda: answer(port), 15, what="the server answers")
+    drone.send(signal.SIGTERM)
+    ends(drone, 0, "stopped")
+
+
+def test_a_server_that_its_command_left_in_the_background_is_told_and_ended(lab: Path) -> None:
+    drone, port = service_drone(lab, "shell", "python3 -I server.py\necho done\n")
+    until(lambda: answer(port), 15, what="the server answers")
+    drone.send(signal.SIGTERM)
+    ends(drone, 0, "stopped")
+    assert "told to leave" in log_of(drone)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("echo no model >&2; exit 3\n", "the server ended with status 3: no model"),
+        ("kill -KILL $$\n", "the server ended by signal 9: "),
+    ],
+)
+def test_a_server_that_ends_by_itself_is_a_fault(lab: Path, command: str, why: str) -> None:
+    drone, _ = service_drone(lab, "died", command)
+    assert ends(drone, 74, "server-died").strip() == why.strip()
+
+
+def test_it_ends_at_its_walltime(lab: Path) -> None:
+    drone, _ = service_drone(lab, "walltime", DRONE_WALLTIME_S="9")
+    assert ends(drone, 0, "walltime") == "the end of its 9 s"
+    assert int(drone.outcome["seconds"]) <= 9
+
+
+def test_a_port_of_another_program_is_not_shared(lab: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        drone, _ = service_drone(lab, "port", SERVICE_HTTP_PORT=str(port))
+        assert ends(drone, 74, "port-taken") == f"port {port} of this node is in use"
+
+
+def test_a_check_that_fails_later_ends_it(lab: Path) -> None:
+    check = f"if [ -e {lab}/broken ]; then echo the disk is broken; exit 1; fi\n"
+    drone, port = service_drone(lab, "checked", checks=check, DRONE_CHECK_S="1")
+    until(lambda: answer(port), 15, what="the server answers")
+    (lab / "broken").touch()
+    assert ends(drone, 71, "check-failed") == "check site failed: the disk is broken"
+    assert log_of(drone) == "told to leave\n"
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"SERVICE_NAME": ""}, "SERVICE_NAME is not set"),
+        ({"SERVICE_CONTAINER": "a b"}, "SERVICE_CONTAINER has a character that is not one of"),
+        ({"SERVICE_KEY_FILE": "other"}, "there is no file"),
+    ],
+)
+def test_what_it_cannot_understand_is_refused(lab: Path, env: dict[str, str], said: str) -> None:
+    drone, _ = service_drone(lab, "refused", **env)
+    assert drone.wait() == 64 and said in drone.said
