@@ -29,7 +29,7 @@ from provisioner.planner.matching import CompatibleTypes, compatibility_cache
 from provisioner.planner.settled import SeenDrone, SettledDrones
 from provisioner.planner.states import NO_END
 from provisioner.reasons import Reason
-from provisioner.values import frozen
+from provisioner.values import factory, frozen
 
 _UNKNOWN_SITE = object()
 VANISHED_MIN_DRONES = 3
@@ -47,7 +47,7 @@ class ViewValidity:
     overlay: Reason | None
     sites: Mapping[str, Reason | None]
     slots: Mapping[DroneId, Slot]
-    """Slots with a recent sign of life; none if the overlay's view is doubted."""
+    """Slots of drones for jobs with a recent sign of life; none if the overlay's view is doubted."""
     views: Mapping[str, SiteView]
     """Fresh views of sites, even if many drones vanished from them."""
     news: Sequence[SeenDrone]
@@ -55,6 +55,12 @@ class ViewValidity:
     settled: SettledDrones
     services: Reason | None = None
     """Doubt about the view of the services; None without services."""
+    servers: Mapping[DroneId, Slot] = factory(dict)
+    """Slots of drones with servers; none if the view of the services is doubted."""
+
+    def slot_of(self, drone: Drone) -> Slot | None:
+        """Return the slot of a drone in the pool that it joins, or None."""
+        return (self.servers if drone.service else self.slots).get(drone.id)
 
     def pool_doubt(self, drone: Drone) -> Reason | None:
         """Return the doubt about the view of the pool that a drone joins: that of the services, or the overlay."""
@@ -75,12 +81,17 @@ def check_views(snapshot: Snapshot, settled: SettledDrones | None = None) -> Vie
         oldest = now - policy.slot_max_age_s
         slots = {slot.drone_id: slot for slot in view.slots if slot.heard_at >= oldest}
     services = None
+    servers: dict[DroneId, Slot] = {}
     if policy.services:
         polled_services = snapshot.services
         seen = polled_services.view
         services = _stale("services", seen, polled_services.fault, now, policy.overlay_max_age_s)
         if seen is not None and services is None:
-            slots.update((slot.drone_id, slot) for slot in seen.slots)
+            servers = {slot.drone_id: slot for slot in seen.slots}
+        # a job with a drone's token can advertise a slot of any name
+        for drone in snapshot.drones.values():
+            if drone.service:
+                slots.pop(drone.id, None)
     sites: dict[str, Reason | None] = {}
     views: dict[str, SiteView] = {}
     for name, site_policy in policy.sites.items():
@@ -97,9 +108,11 @@ def check_views(snapshot: Snapshot, settled: SettledDrones | None = None) -> Vie
                 views[name] = polled.view
         sites[name] = doubt
     known = SettledDrones() if settled is None else settled
-    news = known.others(snapshot, slots, views)
+    news = known.others(snapshot, {**slots, **servers} if servers else slots, views)
     vanished = _vanished(snapshot, views, news)
-    return ViewValidity(overlay, {**sites, **vanished}, slots, views, news, known, services)
+    return ViewValidity(
+        overlay, {**sites, **vanished}, slots, views, news, known, services, servers
+    )
 
 
 def _stale(
@@ -367,7 +380,7 @@ class PlanningContext:
 
     @property
     def slots(self) -> Mapping[DroneId, Slot]:
-        """Alive slots of a fresh view; empty without one."""
+        """Alive slots of drones for jobs in a fresh view; empty without one."""
         return self.validity.slots
 
     def can_act_on(self, drone: Drone) -> bool:

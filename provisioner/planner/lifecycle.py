@@ -88,7 +88,7 @@ def observe_all(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateC
             drone,
             validity.views.get(drone.site),
             slot,
-            pool_fresh=validity.overlay is None,
+            pool_fresh=validity.pool_doubt(drone) is None,
             evictions=evictions.get(drone.id, none_reported),
             policy=snapshot.policy.of_site(drone.site),
             any_optional=any_optional,
@@ -337,6 +337,8 @@ def _idle_at(drone: Drone, slot: Slot, now: float, *, any_optional: bool) -> flo
     """Return the time since which no job has needed the drone; 0 if one does, or it accepts none yet."""
     idle_at = drone.idle_at if drone.joined_at else 0.0
     if _is_working(slot):
+        if drone.service:
+            return 0.0
         # A GPU that only optional jobs use is idle for the planner.
         if slot.only_optional and drone.gpu_milli:
             return idle_at or now

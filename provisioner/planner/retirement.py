@@ -172,14 +172,13 @@ class Retirement:
 
     def heard_at(self, drone: Drone) -> float:
         """Return the time up to which the state of a drone in the pool is known: a listing may show an old slot."""
-        slot = self.context.slots.get(drone.id)
+        slot = self.context.validity.slot_of(drone)
         return min(self.context.now, slot.heard_at if slot is not None else drone.heard_at)
 
-    @cached_property
-    def pool_seen_since(self) -> float:
-        """End of the last outage of the overlay that may have hidden events."""
+    def pool_seen_since(self, drone: Drone) -> float:
+        """Return the end of the last outage of the overlay that may have hidden events of a drone for jobs."""
         breaker = self.context.breakers.get(OVERLAY_SCOPE)
-        return breaker.blind_until if breaker else 0.0
+        return breaker.blind_until if breaker and not drone.service else 0.0
 
     @cached_property
     def kept(self) -> frozenset[DroneId]:
@@ -319,9 +318,10 @@ def _carry_out(retirement: Retirement, request: OperatorRequest) -> bool:
         return True
     drones = retirement.context.drones
     named = [drones[i] for i in request.drone_ids if i in drones]
-    doubt = retirement.context.validity.overlay
-    of_overlay = any(d.joined_at or d.state is DroneState.DRAINING for d in named)
-    if doubt is not None and request.kind is RequestKind.DRAIN and of_overlay:
+    pool_doubt = retirement.context.validity.pool_doubt
+    doubts = (pool_doubt(d) for d in named if d.joined_at or d.state is DroneState.DRAINING)
+    doubt = next((why for why in doubts if why is not None), None)
+    if doubt is not None and request.kind is RequestKind.DRAIN:
         retirement.refusals.extend(Refusal(Subject("drone", d.id), 1, doubt) for d in named)
         return False
     for drone_id in request.drone_ids:
@@ -434,11 +434,15 @@ def never_starting(retirement: Retirement, drone: Drone) -> bool:
 
 
 def left_pool(retirement: Retirement, drone: Drone) -> bool:
-    """Stop a drone that has been out of the pool for too long."""
-    if not drone.unslotted_at or retirement.context.validity.overlay is not None:
+    """Stop a drone that has been out of the pool, or whose server has not been ready, for too long."""
+    if not drone.unslotted_at or retirement.context.validity.pool_doubt(drone) is not None:
         return False
-    away_s = retirement.context.now - max(drone.unslotted_at, retirement.pool_seen_since)
-    limit_s = retirement.context.snapshot.policy.of_site(drone.site).slot_loss_s
+    away_s = retirement.context.now - max(drone.unslotted_at, retirement.pool_seen_since(drone))
+    policy = retirement.context.snapshot.policy
+    limit_s = policy.of_site(drone.site).slot_loss_s
+    for service in policy.services:
+        if service.name == drone.service:
+            limit_s = service.unready_s
     if away_s <= limit_s:
         return False
     retirement.stop(drone, reasons.LeftPool(away_s, limit_s), DroneState.LOST)
@@ -511,7 +515,7 @@ def empty_and_draining(retirement: Retirement, drone: Drone) -> bool:
         0.0 if drone.asked else retirement.context.snapshot.policy.of_site(drone.site).stopping_s
     )
     idle_s = retirement.heard_at(drone) - max(
-        drone.since, drone.idle_at, retirement.pool_seen_since
+        drone.since, drone.idle_at, retirement.pool_seen_since(drone)
     )
     if idle_s < limit_s:
         return False
@@ -526,7 +530,7 @@ def server_drained(retirement: Retirement, drone: Drone) -> bool:
     context = retirement.context
     if context.validity.pool_doubt(drone) is not None:
         return False
-    slot = context.slots.get(drone.id)
+    slot = context.validity.slot_of(drone)
     spent_s = context.now - drone.since
     grace_s = context.snapshot.policy.of_site(drone.site).grace_s
     withdrawn = slot is not None and slot.state is model.SlotState.DRAINING
@@ -551,7 +555,7 @@ def overdue(retirement: Retirement, drone: Drone) -> bool:
     rule = STATE_RULES[drone.state]
     if (
         drone.state in (DroneState.BOOTING, DroneState.JOINED)
-        and retirement.context.validity.overlay is not None
+        and retirement.context.validity.pool_doubt(drone) is not None
     ):
         return True  # it may have joined: nobody can see
     reason = reasons.StateTimeout(drone.state.value, spent_s, limit_s)
@@ -637,7 +641,7 @@ def _limit(retirement: Retirement, drone: Drone) -> tuple[float, float]:
             return setting, drone.asked_at
         case DroneState.BOOTING | DroneState.JOINED:
             # While the pool could not be seen nobody could join: that time does not count.
-            return setting, max(drone.since, retirement.pool_seen_since)
+            return setting, max(drone.since, retirement.pool_seen_since(drone))
         case _:
             return setting, drone.since
 
@@ -673,7 +677,7 @@ def _stop_orphans(retirement: Retirement, paused: bool) -> None:
             if (drone_id, site) in decided:
                 continue
             if not paused and (
-                known is not None or (context.now >= until and _has_no_job(context, remote))
+                known is not None or (context.now >= until and _has_no_job(context, site, remote))
             ):
                 reason = reasons.Orphan(known.value if known is not None else "")
                 retirement.orphans.append(StopOrphan(site, drone_id, remote.remote_id, reason))
@@ -684,8 +688,14 @@ def _stop_orphans(retirement: Retirement, paused: bool) -> None:
             retirement.refusals.append(Refusal(Subject("site", site), len(times), why))
 
 
-def _has_no_job(context: PlanningContext, remote: RemoteDrone) -> bool:
-    """Return True if an orphan certainly runs no job. One that is not in this pool may be in that of its controller."""
+def _has_no_job(context: PlanningContext, site: str, remote: RemoteDrone) -> bool:
+    """Return True if an orphan certainly runs no job. One that is not in this pool may be in that of its controller.
+
+    The balancer gives no requests to the server of an orphan.
+    """
+    kind = context.types.get(TypeKey(f"{site}/{remote.type}"))
+    if kind is not None and kind.service:
+        return True
     slot = context.slots.get(remote.drone_id)
     return remote.state is RemoteState.PENDING if slot is None else not slot.jobs
 
