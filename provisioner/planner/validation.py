@@ -106,7 +106,11 @@ class PlanCheck:
         self.names = ClassNames(view)
         self.classes = {job.id: job for job in view.classes} if view is not None else {}
         self.starts = [
-            (start, self.classes.get(start.drone.for_class), self.types.get(start.drone.type))
+            (
+                start,
+                None if start.drone.service else self.classes.get(start.drone.for_class),
+                self.types.get(start.drone.type),
+            )
             for start in plan.starts
         ]
         """Starts with their job class and drone type, None if these do not exist."""

@@ -95,17 +95,50 @@ overlay_views = of(
 )
 
 
+service_views = of(
+    model.ServiceView,
+    name=texts | st.just("cms"),
+    by_vo=st.dictionaries(texts, numbers, max_size=2),
+    models=st.lists(of(model.ModelUse), max_size=2).map(tuple),
+)
+services_views = of(
+    model.ServicesView,
+    services=st.lists(service_views, max_size=2, unique_by=lambda s: s.name).map(tuple),
+    slots=st.lists(slots, max_size=3).map(tuple),
+    notices=st.lists(texts, max_size=2).map(tuple),
+)
+SERVER = model.InferenceServer("cms", ("deepmet:3",), "exec server")
+TRITON = replace(A100, name="triton", server=SERVER)
+
+
 @settings(max_examples=400, deadline=None)
 @given(
-    overlay_views, site_views, st.lists(states, max_size=2), st.sampled_from([0.0, 3600.0, -1e9])
+    overlay_views,
+    site_views,
+    services_views,
+    st.lists(st.tuples(states, st.sampled_from([A100, TRITON])), max_size=2),
+    st.sampled_from([0.0, 3600.0, -1e9]),
 )
 def test_no_view_however_nasty_breaks_a_decision_or_the_record(
-    overlay: model.OverlayView, site: model.SiteView, lives: list[model.DroneState], ahead_s: float
+    overlay: model.OverlayView,
+    site: model.SiteView,
+    services: model.ServicesView,
+    lives: list[tuple[model.DroneState, model.DroneType]],
+    ahead_s: float,
 ) -> None:
-    there = [drone(f"kit-ab12-{n}", state) for n, state in enumerate(lives, 1)]
+    there = [
+        drone(f"kit-ab12-{n}", state, kind, service=kind.service)
+        for n, (state, kind) in enumerate(lives, 1)
+    ]
     seen, listed = taken_over(overlay, NOW, ahead_s), taken_over(site, NOW, ahead_s)
     polled = {"topas": model.PolledSite("topas", listed)}
-    snap = replace(snapshot(drones=there), overlay=model.PolledOverlay(seen), sites=polled)
+    snap = replace(
+        snapshot(drones=there, types=[A100, TRITON]),
+        overlay=model.PolledOverlay(seen),
+        services=model.PolledServices(taken_over(services, NOW, ahead_s)),
+        sites=polled,
+    )
+    snap = replace(snap, policy=replace(snap.policy, services=(model.Service("cms"),)))
     plan = decide(snap)
     assert validate_plan(snap, plan) == ()
     again = serialization.from_json(model.Snapshot, serialization.to_json(snap))
