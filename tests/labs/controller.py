@@ -125,6 +125,8 @@ class LabController:
     """Options of the overlay that differ; None: not told."""
     policy: Settings = field(default_factory=dict)
     """Settings of the policy that differ."""
+    sections: Settings = field(default_factory=dict)
+    """Further sections of its file."""
     run_options: Sequence[str] = ()
     around: Sequence[str] = ()
     """Words before its command, and before the operator's."""
@@ -160,6 +162,7 @@ class LabController:
             "overlay": self.overlay_settings(),
             "sites": ["site-*.yaml"],
             "policy": {"idle_timeout": f"{self.idle_s}s", **policy, **self.policy},
+            **self.sections,
         }
         self.config.write_text(json.dumps(settings, indent=1))
         for site in self.sites:

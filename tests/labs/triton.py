@@ -152,9 +152,16 @@ class TritonPrograms:
         except LabError as error:
             pytest.skip(f"no Triton: {error}")
 
-    def command(self, program: Path, model: str, request_s: float) -> str:
-        """Return the shell command of a server in a drone; ``program`` is a file with ``SERVER``."""
-        return f'PYTRITON_HOME="$TMPDIR" exec {self.python} {program} {model} {request_s}'
+    def command(self, directory: Path, model: str, request_s: float) -> str:
+        """Return the shell command of a server in a drone, with files in a directory that any account may use.
+
+        A drone's own directory may be too deep for the names of Triton's sockets.
+        """
+        program = directory / "server.py"
+        program.write_text(SERVER)
+        program.chmod(0o644)
+        directory.chmod(0o1777)
+        return f"PYTRITON_HOME={directory} exec {self.python} {program} {model} {request_s}"
 
     def load(
         self, protocol: str, port: int, model: str, rate: float, seconds: float, token: str = ""
@@ -190,12 +197,11 @@ class TritonServer:
     def begin(self, programs: TritonPrograms, request_s: float) -> None:
         """Start the process."""
         self.directory.mkdir(exist_ok=True)
-        (self.directory / "server.py").write_text(SERVER)
         (self.directory / "key").write_text(KEY)
         names = ("HTTP_PORT", "GRPC_PORT", "METRICS_PORT")
         ports = {f"SERVICE_{name}": str(self.http_port + n) for n, name in enumerate(names)}
-        env = {**os.environ, **ports, "SERVICE_KEY_FILE": "key", "TMPDIR": str(self.directory)}
-        command = programs.command(Path("server.py"), self.model, request_s)
+        env = {**os.environ, **ports, "SERVICE_KEY_FILE": "key"}
+        command = programs.command(self.directory, self.model, request_s)
         words = ("/bin/sh", "-c", command)
         self.process = launch(words, self.directory / "log", env=env, cwd=self.directory)
 

@@ -134,7 +134,9 @@ def test_clients_reach_models_with_a_token_and_never_the_administration_of_serve
     right = lab.tritons.ask(protocol, lab.ports[protocol], TOKENS["atlas"])
     wrong = lab.tritons.ask(protocol, lab.ports[protocol], "the token of nobody")
     without = lab.tritons.ask(protocol, lab.ports[protocol])
-    past = lab.tritons.ask(protocol, servers[0].http_port + (protocol == "grpc"), KEY)
+    own_port = servers[0].http_port + (protocol == "grpc")
+    past = lab.tritons.ask(protocol, own_port, KEY)
+    requests = lab.tritons.load(protocol, own_port, MODEL, 5, 1).answers()
 
     assert {name: right[name][0] for name in ("index", "ready", "metadata")} == {
         "index": "ok",
@@ -149,6 +151,7 @@ def test_clients_reach_models_with_a_token_and_never_the_administration_of_serve
             else "401 no valid token for cms"
         }
     assert "ok" not in (past["index"][0], past["load"][0]), "the key is another header than a token"
+    assert requests.errors.total() == 5, "nobody passes by the balancer"
     after = lab.sync(servers).services[0]
     assert after.requests - before.requests == 3, "requests without a token are no demand"
     assert after.by_vo["atlas"] - before.by_vo.get("atlas", 0) == 3

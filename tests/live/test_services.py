@@ -1,0 +1,214 @@
+"""Inference services of a real controller: real Tritons at the local site, real clients, a real haproxy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from provisioner.answers.lookup import newest_plan
+from tests.labs.controller import BIG, LabController
+from tests.labs.htcondor import Pool, gpu_job, kill, meanwhile, until
+from tests.labs.inference import (
+    IDLE_S,
+    MODEL,
+    InferenceLab,
+    InferenceSite,
+    ServerCounts,
+    running_inference,
+)
+from tests.labs.triton import TritonPrograms
+
+pytestmark = pytest.mark.xdist_group("inference")
+REFUSED = "[StatusCode.UNAVAILABLE] no server of cms is ready"
+
+
+@pytest.fixture
+def tritons() -> TritonPrograms:
+    return TritonPrograms.fetched()
+
+
+def rises_and_falls(controller: LabController, tritons: TritonPrograms, seconds: int) -> None:
+    """From none to one server, to four by 100 requests/s of 30 ms for so long, and to none again."""
+    controller.sites = ()
+    with running_inference(controller, InferenceSite(tritons)) as lab:
+        counts = ServerCounts(lab)
+        with meanwhile(counts, every_s=0.5):
+            begins = lab.load("grpc", 5, 25)
+            lab.until_serving(1)
+            one = begins.answers()
+            both = [lab.load(protocol, 50, seconds) for protocol in ("grpc", "http")]
+            four = [load.answers() for load in both]
+            until(lambda: not lab.drones(), 60, what="no server is left", every_s=0.3)
+    assert one.errors_since(one.first_ok_at) == {}
+    assert set(one.errors) == {REFUSED}
+    assert [answers.errors for answers in four] == [{}, {}]
+    assert sum(len(answers.rows) for answers in four) == 100 * seconds
+    rising = min(sent for answers in four for sent, _, _ in answers.rows)
+    last_sent = max(sent for answers in four for sent, _, _ in answers.rows)
+    assert max(counts.within(one.first_ok_at, rising)) <= 2, "0.15 servers are needed, so one"
+    full = counts.first_at(4)
+    assert full < last_sent, "four are needed"
+    assert min(counts.within(full, last_sent)) >= 3
+    assert counts.last_at() - last_sent < IDLE_S + 10, counts.rows  # and what waited
+
+
+def test_servers_follow_the_requests_and_none_is_lost(
+    lab: tuple[Pool, LabController], tritons: TritonPrograms
+) -> None:
+    rises_and_falls(lab[1], tritons, 20)
+
+
+@pytest.mark.matrix
+def test_servers_follow_two_minutes_of_requests(
+    lab: tuple[Pool, LabController], tritons: TritonPrograms
+) -> None:
+    rises_and_falls(lab[1], tritons, 120)
+
+
+def kinds(lab: InferenceLab) -> set[str]:
+    """Kinds of the reasons for which the newest plan refuses something."""
+    plan = newest_plan(lab.controller.record)
+    return {each.reason.kind for each in plan.refusals} if plan else set()
+
+
+def test_a_server_starts_for_jobs_that_announce_it_and_leaves_after_them(
+    lab: tuple[Pool, LabController], tritons: TritonPrograms
+) -> None:
+    pool, controller = lab
+    controller.sites = (replace(BIG, most=4),)
+    controller.idle_s = 3
+    with running_inference(controller, InferenceSite(tritons)) as inference:
+        unknown = pool.submit(gpu_job(0.1, more='+WantsInference = "deepmt:1"'))
+        until(lambda: "model-unknown" in kinds(inference), 60, what="it is explained", every_s=0.5)
+        until(lambda: pool.history(unknown), 90, what="it ran", every_s=0.5)
+        assert not [d for d in controller.drones() if d["site"] == "servers"], "nothing was started"
+        until(lambda: not controller.live(), 60, what="no drone is left", every_s=0.3)
+
+        announced = pool.submit(gpu_job(1, more=f'+WantsInference = "{MODEL}"', n=20))
+        until(lambda: pool.history(announced), 120, what="the first job ended", every_s=0.3)
+        [server] = [d for d in controller.drones() if d["site"] == "servers"]
+        until(lambda: len(pool.history(announced)) == 20, 120, every_s=0.5)
+        ended_at = max(ad["CompletionDate"] for ad in pool.history(announced))
+        until(lambda: not inference.drones(), 60, what="it left", every_s=0.5)
+
+        started = min(ad["JobStartDate"] for ad in pool.history(announced))
+        assert int(server["requested_at"]) <= started
+        assert time.time() - ended_at < IDLE_S + 20
+        output = (pool.dir / "jobs" / f"out.{announced}.0").read_text().splitlines()
+        assert f"SONIC_LOCAL_BALANCER_PORT={inference.ports['grpc']}" in output
+
+
+@pytest.fixture
+def serving(lab: tuple[Pool, LabController], tritons: TritonPrograms) -> Iterator[InferenceLab]:
+    """Two servers, which stay without requests."""
+    _, controller = lab
+    controller.sites = ()
+    with running_inference(controller, InferenceSite(tritons), at_least=2, idle="5min") as found:
+        found.until_serving(2)
+        yield found
+
+
+def test_what_is_killed_harms_no_other_server_and_nothing_runs_twice(serving: InferenceLab) -> None:
+    loads = [serving.load(protocol, 15, 45) for protocol in ("grpc", "http")]
+    first, second = sorted(each["id"] for each in serving.drones())
+
+    kill(*serving.processes(first, "bin/tritonserver"))
+    until(lambda: len(serving.ids() - {first}) == 2, 60, what="it is replaced", every_s=0.3)
+    serving.until_serving(2)
+    assert second in serving.ids()
+
+    kill(*serving.processes(second))
+    until(lambda: second not in serving.ids(), 60, what="it is replaced", every_s=0.3)
+    serving.until_serving(2)
+
+    answers = [load.answers() for load in loads]
+    assert sum(each.errors.total() for each in answers) <= 2 * 8, "two servers with 8 requests each"
+
+
+def test_a_killed_balancer_is_filled_again_by_the_same_servers(serving: InferenceLab) -> None:
+    before = serving.ids()
+
+    serving.haproxy.kill()
+    serving.haproxy.begin()
+    serving.until_serving(2)
+
+    assert serving.load("grpc", 20, 2).answers().errors == {}
+    assert serving.ids() == before
+
+
+def test_a_controller_killed_in_a_scale_down_loses_no_request(
+    lab: tuple[Pool, LabController], tritons: TritonPrograms
+) -> None:
+    _, controller = lab
+    controller.sites = ()
+    with running_inference(controller, InferenceSite(tritons), at_least=1) as serving:
+        serving.until_serving(1)
+        high = serving.load("grpc", 50, 12)
+        until(lambda: serving.serving() >= 2, 60, what="a second one serves", every_s=0.3)
+        low = serving.load("grpc", 10, 30)
+        assert high.answers().errors == {}
+        until(lambda: "drone.drain_ordered" in controller.log(), 60, every_s=0.1)
+        controller.kill()
+        before = serving.ids()
+        controller.begin()
+        until(lambda: len(serving.ids()) == 1, 60, what="one is left", every_s=0.3)
+
+        assert low.answers().errors == {}
+        assert serving.ids() < before
+        assert len({*serving.ids()}) == len(serving.drones())
+
+
+def is_refused_at_once(lab: InferenceLab) -> None:
+    """Assert that clients of both protocols get their refusal within a second."""
+    for protocol in ("grpc", "http"):
+        asked = lab.ask(protocol)
+        assert "no server of cms is ready" in asked["index"][0]
+        assert max(seconds for _, seconds in asked.values()) < 1
+    load = lab.load("grpc", 10, 3).answers()
+    assert (set(load.errors), len(load.rows)) == ({REFUSED}, 30)
+    assert max(done - sent for sent, done, _ in load.rows) < 1
+
+
+def is_served_later(lab: InferenceLab) -> None:
+    """Assert that clients that ask again are served, and then always."""
+    load = lab.load("grpc", 5, 30)
+    lab.until_serving(1)
+    answers = load.answers()
+    assert answers.errors_since(answers.first_ok_at) == {}
+
+
+def test_at_a_disabled_site_clients_are_refused_at_once_and_served_later(
+    lab: tuple[Pool, LabController], tritons: TritonPrograms
+) -> None:
+    _, controller = lab
+    controller.sites = ()
+    with running_inference(controller, InferenceSite(tritons)) as serving:
+        controller.prints("sites", "disable", "servers", "--reason", "cooling")
+        is_refused_at_once(serving)
+        until(lambda: "site-disabled" in kinds(serving), 30, what="there is a reason", every_s=0.5)
+        assert not serving.drones()
+
+        controller.prints("sites", "enable", "servers")
+        is_served_later(serving)
+
+
+def test_without_a_free_gpu_clients_are_refused_at_once_and_served_later(
+    lab: tuple[Pool, LabController], tritons: TritonPrograms
+) -> None:
+    pool, controller = lab
+    controller.sites = ()
+    controller.idle_s = 3
+    with running_inference(controller, InferenceSite(tritons, gpus=1, takes_jobs=True)) as serving:
+        ends = pool.dir / "jobs" / "ends"
+        cluster = pool.submit(gpu_job(until_there=ends))
+        until(lambda: pool.statuses(cluster) == [2], 90, what="a job has the GPU", every_s=0.5)
+
+        is_refused_at_once(serving)
+        until(lambda: kinds(serving), 30, what="there is a reason", every_s=0.5)
+        assert {each["type"] for each in serving.drones()} == {"servers/a100"}
+
+        ends.touch()
+        is_served_later(serving)
