@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 P ?= planner
 .PHONY: help venv dev demo test tested test-matrix test-quick unit check compiled t watch lint format types contracts condor slurm openstack pyslurm bench \
-        bench-deciding bench-gpu bench-hostile bench-worlds mutants docs reference pictures check-docs build clean kubernetes mps prometheus tardis auditor \
+        bench-deciding bench-gpu bench-hostile bench-worlds mutants docs reference pictures check-docs build clean kubernetes mps prometheus postgresql tardis auditor \
         jupyterhub chromium apache haproxy triton sudo packages test-packages release audit
 
 help:  ## this list
@@ -40,7 +40,7 @@ demo: venv  ## 40 GPU jobs on this host: drones start, run them and leave (no ro
 # Side by side: the programs are mostly waited for. Types are checked beside the live tests, which leave a fifth of
 # two cores; a mistake in them ends the run in the end.
 test: dev  ## everything: linters, types, contracts, all tests with real daemons; ends with the twenty slowest
-	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps prometheus tardis auditor chromium apache haproxy triton sudo slurm compiled lint contracts
+	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps prometheus postgresql tardis auditor chromium apache haproxy triton sudo slurm compiled lint contracts
 	@$(MAKE) --no-print-directory -j 2 types tested
 
 tested: dev  ## the tests of `make test` alone
@@ -115,6 +115,9 @@ mps:  ## fetch NVIDIA MPS for the tests
 
 prometheus:  ## fetch promtool for the tests of alerts
 	@tests/labs/get-prometheus.sh --optional bookworm
+
+postgresql:  ## fetch PostgreSQL for the tests of the store
+	@tests/labs/get-postgresql.sh --optional bookworm
 
 # From PyPI, for the tests of accounting.
 auditor:  ## fetch AUDITOR's plug-ins for the tests of accounting

@@ -5,6 +5,8 @@ site without any delay. An hour passes virtually; what is counted is real proces
 the simulated site and pool included. In virtual time computing takes none, so the processor time of
 bringing all drones up is added to their waits. Slots report every two minutes, as real ones do, and
 at steady state each at a moment of its own.
+
+    python -m benchmarks.steady [DRONES [postgresql://...]]
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import statistics
 import sys
 import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import structlog
 
@@ -30,6 +31,7 @@ from provisioner.simulator.loop import Fixed, VirtualClock, run_virtual
 from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import Scenario, World
+from provisioner.store.database import Place, database_of, place_of
 from provisioner.store.writer import SqlStore
 from tests.simulator.worlds import drone_type
 
@@ -56,7 +58,7 @@ async def all_busy(store: SqlStore, drones: int) -> None:
         await asyncio.sleep(1.0)
 
 
-async def play(drones: int, path: Path) -> list[Figure]:
+async def play(drones: int, path: Place) -> list[Figure]:
     place = facility(drones)
     jobs = (SimulatedJob(0.0, 10 * HOUR_S),) * drones
     pool = PoolBehaviour(latency=AT_ONCE, update_s=UPDATE_INTERVAL_S)
@@ -113,11 +115,13 @@ async def play(drones: int, path: Path) -> list[Figure]:
 
 def main() -> None:
     drones = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    url = sys.argv[2] if len(sys.argv) > 2 else ""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / "record.db"
+        path = place_of(url or f"{place}/record.db", "bench")
         figures = run_virtual(play(drones, path), start_epoch=START)
-        tell(*figures, Figure("  record on disk", path.stat().st_size / 2**20, "MiB"))
+        used, _ = database_of(path).size()
+        tell(*figures, Figure("  record on disk", used / 2**20, "MiB"))
 
 
 if __name__ == "__main__":

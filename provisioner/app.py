@@ -133,7 +133,7 @@ async def _opened(
     limits = settings.store
     name = settings.controller + SHADOW_SUFFIX * shadow
     store = SqlStore(
-        limits.path,
+        settings.record,
         name,
         keep_s=limits.keep,
         snapshots=limits.snapshots,

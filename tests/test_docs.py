@@ -137,10 +137,10 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
 # ----------------------------------------------------------------------------------------------------------
 # length
 
-WORDS = 62861
-WORDS_FOR_OPERATORS = 26_700
+WORDS = 63_800
+WORDS_FOR_OPERATORS = 27_400
 WORDS_OF_A_HOW_TO = 1_200
-WORDS_OF_THE_GENERATED_REFERENCE = 16_090
+WORDS_OF_THE_GENERATED_REFERENCE = 16_250
 """Limits of the documents: a page that grows makes another one shorter. Lower them when pages shrink."""
 
 

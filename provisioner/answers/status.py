@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -160,7 +159,7 @@ def facts_of(reader: Reader) -> troubles.TroubleContext:
         reader.drones(ended=True, states=[DroneState.FAILED, DroneState.JOIN_TIMEOUT], limit=50),
         live,
         reader.drones(having="drain_refusal") if refusing else (),
-        shutil.disk_usage(reader.path.parent).free,
+        reader.database.size()[1],
         underused(reader, views),
         budget_uses(reader, views.policy.accounting) if views else (),
         reader.is_shadow(),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -52,6 +50,7 @@ from provisioner.services.balancer_config import (
     tokens_file,
 )
 from provisioner.store import StoreError
+from provisioner.store.database import Place, database_of
 from provisioner.store.reader import Reader
 
 if TYPE_CHECKING:
@@ -60,12 +59,12 @@ if TYPE_CHECKING:
 WARNING = "warning: "
 
 
-def against_record(settings: config.Settings, path: Path) -> Iterator[config.Problem]:
+def against_record(settings: config.Settings, path: Place) -> Iterator[config.Problem]:
     """Yield what leaves live drones on record at ``path`` without a controller, and as warnings what drains them.
 
     Without a record there is nothing to compare. A record that cannot be read is a warning.
     """
-    if not path.is_file():
+    if isinstance(path, Path) and not path.is_file():
         return
     try:
         live = Reader(path).drones()
@@ -144,7 +143,7 @@ def check(
         raise VerbError(f"no configuration at {target}")
     problems, found_odd, settings = config.check(target)
     if settings is not None:
-        for problem in against_record(settings, host.store or settings.store.path):
+        for problem in against_record(settings, opt.named_place(host) or settings.record):
             (found_odd if problem.message.startswith(WARNING) else problems).append(problem)
     if query.output.for_people:
         sys.stdout.write("".join(f"{formatting.sanitize(str(p))}\n" for p in problems))
@@ -161,7 +160,7 @@ def check(
 def _check_live(settings: config.Settings, query: Query, host: opt.Host) -> None:
     with closed_pipes_raise():
         probed = asyncio.run(_probes(settings))
-    looks = [*probed, *_probe_store(settings.store.path)]
+    looks = [*probed, *_probe_store(settings.record)]
     listing = Listing(PROBES_SCHEMA, PROBE_COLUMNS, looks, lambda probe: probe.view)
     out.present(query, replace(host, watch=False), lambda: listing)
     failed = [x.view for x in looks if not x.ok and not x.dimension]
@@ -187,21 +186,14 @@ async def _probes(settings: config.Settings) -> list[Probe]:
     return [probe for task in tasks for probe in task.result()]
 
 
-def _probe_store(path: Path) -> list[Probe]:
-    """Return a gap if no controller of this user could write the record at ``path``."""
-    above = path.parent
-    while not above.exists() and above != above.parent:
-        above = above.parent
+def _probe_store(place: Place) -> list[Probe]:
+    """Return a gap if no controller of this user could write the record at ``place``."""
     try:
-        with tempfile.TemporaryFile(dir=above):
-            pass
-        if not path.exists() or os.access(path, os.W_OK):
-            return []
-        why = f"{path}: {os.strerror(errno.EACCES)}"
-    except OSError as error:
-        why = f"{above}: {error.strerror}"
-    repair = "Make the directory and the file writable for the account of the controller"
-    return [Probe("store", False, f"the record cannot be written: {why}. {repair}", "directory")]
+        why = database_of(place).probe()
+    except StoreError as error:
+        why = str(error)
+    what = "directory" if isinstance(place, Path) else "database"
+    return [Probe("store", False, f"the record cannot be written: {why}", what)] if why else []
 
 
 async def _probe(

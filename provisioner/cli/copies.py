@@ -1,4 +1,4 @@
-"""``provisioner backup`` and ``restore``: a copy of the record for another host."""
+"""``provisioner backup``, ``restore`` and ``store copy``: copies of the record."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from provisioner.answers.errors import UnmetError, VerbError
 from provisioner.cli import options as opt, output as out
 from provisioner.formatting import count, duration
 from provisioner.model import Drone, DroneId, RemoteDrone, RemoteState, RequestKind
+from provisioner.store.database import Place, database_of, place_of
 from provisioner.store.file import copy_store
 from provisioner.store.lock import held
 from provisioner.store.reader import Reader
@@ -54,7 +55,7 @@ def backup(
     Examples:
       provisioner backup /var/backups/provisioner/provisioner.db
     """
-    copy_store(opt.open_record(where).path, copy)
+    copy_store(_file(opt.open_record(where).path), copy)
 
 
 @opt.shared
@@ -90,7 +91,7 @@ def restore(
 
     settings = config.load(opt.config_path(opt.Where(config=path)))
     record = _copy_of(copy, settings.controller)
-    target = settings.store.path
+    target = _file(settings.record)
     if (holder := Reader(target).holder() if target.exists() else None) is not None:
         raise held(target, holder)
     listings = asyncio.run(_listings(settings))
@@ -129,6 +130,59 @@ def restore(
     out.note(
         f"restored {target} with {count(len(known), 'live drone')}, of which {lost} are at no site any more: "
         "start the controller"
+    )
+
+
+store_app = opt.verbs(no_args_is_help=True)
+
+
+@store_app.callback()
+def store() -> None:
+    """Move the record between a file and PostgreSQL."""
+
+
+@store_app.command("copy")
+@opt.shared
+def copy_store_to(
+    where: opt.Where,
+    to: Annotated[
+        str,
+        opt.option(
+            "PLACE", "File, or postgresql://ROLE@HOST/DATABASE.", "--to", show_default=False
+        ),
+    ],
+    password_file: Annotated[
+        Path | None, opt.option("FILE", "File with the password for --to.", "--to-password-file")
+    ] = None,
+) -> None:
+    """Copy the record to another file or to PostgreSQL, and compare each table by a digest.
+
+    Stop the controller first. A copy that was interrupted goes on where it ended. Then set `store:` in the
+    configuration to the new place, and start the controller. Never start a controller on the old place again.
+
+    \b
+    Examples:
+      provisioner store copy --to postgresql://provisioner@db.example.org/provisioner
+      provisioner store copy --to /var/lib/provisioner/provisioner.db
+    """
+    from provisioner.store.copying import copy_record
+    from provisioner.store.observations import SCHEMA
+
+    record = opt.open_record(where)
+    secret = {"file": password_file} if password_file is not None else None
+    target = place_of(to, record.controller(), secret)
+    for each in copy_record(record.database, database_of(target), SCHEMA):
+        out.note(f"{each.table}: {count(each.rows, 'row')}, sha256 {each.digest[:16]}")
+    out.note(f"copied {record.path} to {target}: set `store:` to it, and start the controller")
+
+
+def _file(place: Place) -> Path:
+    """Return the file of a record. Raises :class:`VerbError` if it is in PostgreSQL."""
+    if isinstance(place, Path):
+        return place
+    raise VerbError(
+        f"the record is in PostgreSQL: {place}",
+        "back it up and restore it with pg_dump and pg_restore, or copy it with `provisioner store copy`",
     )
 
 

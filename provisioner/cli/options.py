@@ -24,6 +24,7 @@ from provisioner.answers.query import (
 from provisioner.formatting import count
 
 if TYPE_CHECKING:
+    from provisioner.store.database import Place
     from provisioner.store.reader import Reader
 
 T = TypeVar("T")
@@ -162,9 +163,9 @@ class Where(Options):
     """Place of the record and of the configuration."""
 
     config: Annotated[Path | None, CONFIG_OPTION] = None
-    store: Annotated[Path | None, declared("PATH", _STORE_HELP, variable="PROVISIONER_STORE")] = (
-        None
-    )
+    store: Annotated[
+        str | None, declared("PATH|URL", _STORE_HELP, variable="PROVISIONER_STORE")
+    ] = None
     url: Annotated[str | None, declared("URL", _URL_HELP, variable="PROVISIONER_URL")] = None
     token_file: Annotated[Path | None, declared("FILE", _TOKEN_HELP)] = None
 
@@ -292,10 +293,19 @@ def config_path(where: Where) -> Path:
     )
 
 
-def store_path(where: Where) -> Path:
-    """Return the path of the record: ``--store``, else what the configuration says."""
-    if where.store is not None:
-        return where.store
+def named_place(where: Where) -> Place | None:
+    """Return the place of the record that ``--store`` names, if it is given."""
+    from provisioner.store.database import place_of
+
+    return place_of(where.store) if where.store is not None else None
+
+
+def store_path(where: Where) -> Place:
+    """Return the place of the record: ``--store``, else what the configuration says."""
+    from provisioner.store.database import place_in
+
+    if (named := named_place(where)) is not None:
+        return named
     try:
         config = config_path(where)
     except VerbError as none:
@@ -305,13 +315,12 @@ def store_path(where: Where) -> Path:
     from provisioner.config import strict_yaml
 
     document = strict_yaml.read(config)  # what is wrong elsewhere in it is for `run` and `check`
-    section = document.tree.get("store")
-    path = section.get("path") if isinstance(section, dict) else None
-    if not isinstance(path, str) or not path:
+    place = place_in(document.tree, config.parent)
+    if place is None:
         problems = [] if document.is_mapping else map(str, document.problems[:1])
         more = f"{config}: no `store.path`; run `provisioner check`"
         raise UnmetError(*problems, more)
-    return config.parent / Path(path).expanduser()
+    return place
 
 
 def open_record(where: Where) -> Reader:
@@ -321,12 +330,12 @@ def open_record(where: Where) -> Reader:
             "this verb reads the record itself: run it on the record's host, without --url and PROVISIONER_URL"
         )
     path = store_path(where)
-    if not path.exists():
+    if isinstance(path, Path) and not path.exists():
         advice = (
             "`provisioner run` creates it; name another one with --store PATH or PROVISIONER_STORE"
         )
         raise VerbError(f"no record at {path}", advice)
-    if path.is_dir():
+    if isinstance(path, Path) and path.is_dir():
         raise VerbError(f"{path} is a directory, not a record")
     from provisioner.store.reader import Reader
 

@@ -32,6 +32,7 @@ from provisioner.simulator.replay import REPLAY_LIMIT_S, Replay, run_all
 from provisioner.simulator.results import Runs
 from provisioner.simulator.traces import Trace, TraceError, TraceSelection
 from provisioner.simulator.world_file import world_of
+from provisioner.store.database import Place
 
 RECORDED_S = 30 * 86400.0
 
@@ -200,9 +201,9 @@ def read_trace(path: Path, cut: TraceSelection, columns: str | None, *, skip_bad
     return read
 
 
-def recorded_trace(path: Path, cut: TraceSelection) -> Trace:
+def recorded_trace(path: Place, cut: TraceSelection) -> Trace:
     """Return the jobs on record of its last 30 days, or of ``--span``."""
-    if not path.is_file():
+    if isinstance(path, Path) and not path.is_file():
         raise VerbError(
             f"no record at {path}",
             "`provisioner run` creates it; name another one with --store PATH",

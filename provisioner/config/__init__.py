@@ -16,6 +16,7 @@ from provisioner.config.models import (
 )
 from provisioner.formatting import count
 from provisioner.model import DroneType, Policy, SitePolicy
+from provisioner.store.database import Place
 from provisioner.values import factory, frozen
 
 
@@ -53,6 +54,11 @@ class Settings:
     balancer: BalancerSection | None = None
     warnings: tuple[Problem, ...] = ()
     """Settings that are valid but probably not intended; for the log and for ``check``."""
+
+    @property
+    def record(self) -> Place:
+        """Return the place of the record."""
+        return self.store.place(self.controller)
 
     @property
     def types(self) -> tuple[DroneType, ...]:
@@ -160,8 +166,9 @@ def _fixed_while_running(old: Settings, new: Settings) -> Iterator[str]:
             f"controller: {old.controller} -> {new.controller}: drone ids begin with the name; drain all drones, "
             f"then start a new controller"
         )
-    if old.store.path != new.store.path:
-        yield f"store.path: {old.store.path} -> {new.store.path}: stop the controller, move the file, start it again"
+    if (before := old.record) != (now := new.record):
+        key = "store.path" if isinstance(now, Path) else "store.url"
+        yield f"{key}: {before} -> {now}: stop the controller, move the record, start it again"
     kept = ("keep", "series", "ledger", "snapshots")
     if any(getattr(old.store, key) != getattr(new.store, key) for key in kept):
         yield "store: retention is read only at start; restart the controller, its drones stay"

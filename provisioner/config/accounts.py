@@ -19,7 +19,7 @@ _ACL_USER, _ACL_GROUP, _ACL_MASK = 0x02, 0x08, 0x10
 """Tags of entries in the attribute of a POSIX ACL, which are tag, permissions and id."""
 
 
-def account_problem(account: str, record: Path, secrets: Iterable[Path]) -> str:
+def account_problem(account: str, record: Path | None, secrets: Iterable[Path]) -> str:
     """Return why drones must not run under an account of this host; empty if they may.
 
     ``account``: its name; empty for the controller's own. Root may check what another account will
@@ -32,11 +32,12 @@ def account_problem(account: str, record: Path, secrets: Iterable[Path]) -> str:
         user = pwd.getpwnam(account)
     except KeyError:
         return ""  # it owns nothing here
-    place = next(path for path in (record, *record.parents) if path.exists()).stat()
+    here = record or Path("/")
+    place = next(path for path in (here, *here.parents) if path.exists()).stat()
     if user.pw_uid in (0, os.geteuid(), place.st_uid):
         return f"drones would run under {account}, which is root or the controller's own account"
     groups = os.getgrouplist(account, user.pw_gid)
-    for path in (record, *secrets):
+    for path in (*([record] if record else ()), *secrets):
         if _can_read(path, user.pw_uid, groups, place.st_gid):
             return f"drones would run under {account}, which can read {path}"
     return ""

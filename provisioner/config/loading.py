@@ -55,6 +55,7 @@ from provisioner.model import (
     LowUsePolicy,
     Sharing,
 )
+from provisioner.store.database import Place
 from provisioner.values import define, factory
 
 M = TypeVar("M", bound=BaseModel)
@@ -82,8 +83,8 @@ def load(path: Path, *, root: Path | None = None, connects: bool = True) -> Sett
     return settings
 
 
-def load_web(path: Path) -> tuple[Path, WebSection]:
-    """Return the path of the store and the settings of the web service. Raises :class:`ConfigError`.
+def load_web(path: Path) -> tuple[Place, WebSection]:
+    """Return the place of the store and the settings of the web service. Raises :class:`ConfigError`.
 
     Sites and adapters are not read: what is wrong there does not concern the service.
     """
@@ -97,7 +98,7 @@ def load_web(path: Path) -> tuple[Path, WebSection]:
     )
     if model is None:
         raise ConfigError(reader.problems())
-    return model.store.path, model.web
+    return model.store.place(model.controller), model.web
 
 
 def load_site(path: Path) -> SiteConfig:
@@ -461,7 +462,9 @@ def _check_accounts(
             )
 
 
-def _check_store_path(document: YamlDocument, store: Path, overlay: BaseModel) -> None:
+def _check_store_path(document: YamlDocument, store: Path | None, overlay: BaseModel) -> None:
+    if store is None:
+        return
     if os.path.isdir(store):  # false where access is denied; Path.is_dir raises there
         document.complain_at(
             ("store", "path"), f"`path`: {store} is a directory: name a file in it"

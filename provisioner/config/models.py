@@ -20,6 +20,7 @@ from pydantic import (
     Field,
     ValidationInfo,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -53,6 +54,7 @@ from provisioner.model import (
     SitePolicy,
 )
 from provisioner.sharing import MOST_SLICES
+from provisioner.store.database import Place, place_of
 
 _MAX_CONTROLLER_NAME = 32
 """Most characters: a drone's id begins with the name and is a DNS label of at most 63."""
@@ -94,8 +96,13 @@ def placing_options(config: type[BaseModel]) -> dict[str, object]:
 class StoreSection(ConfigSection):
     """The store: where the records are kept, and for how long."""
 
-    path: ConfigPath = Field(examples=["var/provisioner.db"])
-    """SQLite file of the store, for one controller. Its directory is created if needed."""
+    path: ConfigPath | None = Field(None, examples=["var/provisioner.db"])
+    """SQLite file of the store, for one controller. Its directory is created if needed. Either this or `url`."""
+    url: str | None = Field(None, examples=["postgresql://provisioner@db.example.org/provisioner"])
+    """PostgreSQL database of the store, without a password. The record is in a schema with the name of the
+    controller; `?schema=NAME` names another one."""
+    password: Secret | None = Field(None, examples=[{"file": "store.password"}])
+    """Password of the role in `url`. Default: as libpq finds it (`~/.pgpass`, peer authentication)."""
     keep: PositiveDuration = Field(30 * 86400.0, examples=["30d"])
     """Finished drones, plans, events and completed jobs that are older than this are deleted."""
     series: PositiveDuration = Field(400 * 86400.0, examples=["400d"])
@@ -105,6 +112,30 @@ class StoreSection(ConfigSection):
     `keep` says, but at least for 40 days."""
     snapshots: int = Field(50, ge=0, le=100_000, examples=[50])
     """Number of full snapshots kept, of the newest ticks that acted (for `provisioner replay`)."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.path is None) == (self.url is None):
+            raise ValueError("exactly one of `path` and `url` is needed: write one of them")
+        if self.password is not None and self.url is None:
+            raise ValueError("`password` is for `url`: remove it")
+        return self
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, url: str | None) -> str | None:
+        if url is not None and not re.fullmatch(r"postgres(ql)?://([^:@/]*@)?[^@]*", url):
+            raise ValueError(
+                "expected postgresql://ROLE@HOST/DATABASE without a password: put that into `password`"
+            )
+        return url
+
+    def place(self, controller: str) -> Place:
+        """Return the place of the record of a controller."""
+        if self.path is not None:
+            return self.path
+        given = self.password.model_dump() if self.password is not None else {}
+        return place_of(str(self.url), controller, given)
 
 
 class OverlaySection(ConfigSection):
@@ -438,7 +469,8 @@ class WebSection(ConfigSection):
     """The web service (`provisioner serve`). It reads this section when it starts."""
 
     socket: ConfigPath | None = Field(None, examples=["/run/provisioner/web.sock"])
-    """Unix socket, for the owner and the group of the service (mode 0660). Default: `web.sock` beside the store."""
+    """Unix socket, for the owner and the group of the service (mode 0660). Default: `web.sock` beside the store,
+    with `store.url` in `/run/provisioner-web`."""
     listen: Annotated[str, AfterValidator(_loopback)] = Field(
         "127.0.0.1:8618", examples=["127.0.0.1:8618"]
     )

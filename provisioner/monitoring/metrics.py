@@ -7,7 +7,6 @@ compares their expressions with the table.
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -223,17 +222,16 @@ def read_values(
     Raises :class:`StoreError`.
     """
     of = MetricKey.of
-    log = reader.path.with_name(reader.path.name + "-wal")
+    used, free = reader.database.size()
     values = {
         **reader.counters(),
         of("provisioner_info", version=__version__): 1.0,
         of(RECORD_UP): 1.0,
         of("provisioner_controller_up"): float(reader.holder() is not None),
-        of("provisioner_store_bytes"): sum(
-            path.stat().st_size for path in (reader.path, log) if path.exists()
-        ),
-        of("provisioner_store_free_bytes"): shutil.disk_usage(reader.path.parent).free,
+        of("provisioner_store_bytes"): used,
     }
+    if free is not None:
+        values[of("provisioner_store_free_bytes")] = free
     if views is None:
         return values
     plan = next(iter(reader.plans(limit=1)), None)

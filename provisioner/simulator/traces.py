@@ -26,6 +26,7 @@ from provisioner.config.messages import choices
 from provisioner.formatting import count
 from provisioner.model import WHOLE_GPU, CompletedJob, JobClass, OverlayView
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
+from provisioner.store.database import Place
 from provisioner.values import frozen
 
 VRAM_SHARES = {8: 55, 16: 20, 24: 10, 32: 8, 40: 5, 80: 2}
@@ -387,7 +388,7 @@ LEAST_RUN_S = 1.0
 """Pools count in whole seconds: what took none took less than one."""
 
 
-def last_view(store_path: Path) -> OverlayView | None:
+def last_view(store_path: Place) -> OverlayView | None:
     """Return the controller's newest view of its pool; None if that is not on record. Raises StoreError."""
     from provisioner.store.reader import Reader
 
@@ -396,7 +397,7 @@ def last_view(store_path: Path) -> OverlayView | None:
 
 
 def recorded_jobs(
-    store_path: Path, since: float, until: float
+    store_path: Place, since: float, until: float
 ) -> tuple[list[SimulatedJob], list[str]]:
     """Return the jobs submitted from ``since`` until ``until``, counted from ``since``, and notes on what is missing.
 

@@ -7,26 +7,161 @@ transaction of its own, when a controller opens the store.
 
 from __future__ import annotations
 
+import errno
 import os
-import secrets
 import shlex
+import shutil
 import sqlite3
-import string
+import tempfile
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-from provisioner.store import StoreError, StoreUnusableError
+from provisioner.store import Holder, StoreError, StoreUnusableError, lock
+from provisioner.store.database import (
+    BUSY_TIMEOUT_S,
+    NOTHING_RECORDED,
+    Database,
+    StoreConnection,
+    new_meta,
+)
 
 MIGRATIONS = tuple(sorted((Path(__file__).parent / "migrations").glob("*.sql")))
 APPLICATION_ID = 0x64726F6E
 """``PRAGMA application_id`` of a store, as the first migration sets it."""
-SHADOW = "shadow"
-"""Key of ``meta`` that only the store of a shadow has."""
-BUSY_TIMEOUT_S = 10.0
-"""Longest wait of a transaction for another writer: an operator's request takes milliseconds."""
 _QUICK_CHECK_LIMIT_MIB = 256
 """Files up to this size are checked from end to end when a controller opens them."""
-_BIRTH_LETTERS = string.ascii_lowercase + string.digits
+_NO_LOG = (
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+)
+"""Errors where the log or its index cannot be created: a full disk, a directory that this user may not write."""
+
+
+class SqliteDatabase(Database):
+    """The record in a file."""
+
+    errors = sqlite3.Error
+    place: Path
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._lock = lock.StoreLock(place)
+
+    def hold(
+        self, controller: str, birth: str | None, *, shadow: bool = False
+    ) -> tuple[StoreConnection, str]:
+        try:
+            self.place.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"store {self.place}: cannot create its directory: {error}") from error
+        holder = self._lock.take()
+        path = Path(os.path.realpath(self.place))  # the lock's file and SQLite's own lie beside it
+        connection = open_store(path, controller, birth, shadow=shadow)
+        return connection, lock.claim_of(holder, path)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def refuse_claim(self, claim: str) -> None:
+        claimed, other = lock.read_claim(claim)
+        path = Path(os.path.realpath(self.place))
+        if claimed == lock.file_id(path) and other.pid != os.getpid() and lock.is_alive(other):
+            raise lock.held(path, other)  # somebody removed its lock file
+
+    def is_lost(self, sql: Any) -> bool:
+        return False
+
+    def begin(self, sql: Any) -> None:
+        sql.execute("BEGIN IMMEDIATE")
+
+    def limit_wait(self, sql: Any, wait_s: float) -> None:
+        sql.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
+
+    def run_script(self, sql: Any, script: str) -> None:
+        sql.executescript(script)
+
+    def count_on(self, sql: Any) -> None:
+        """Do nothing: SQLite looks at the rows."""
+
+    def reading(self, *, write: bool) -> sqlite3.Connection:
+        """Return a connection. One that reads needs no room on the disk for the log and its index."""
+        uri = self._uri()
+        try:
+            return _begun(uri, write)
+        except sqlite3.Error as error:
+            if write or error.sqlite_errorcode & 0xFF not in _NO_LOG:
+                raise
+        log = _log_of(self.place)
+        if log.exists() and log.stat().st_size:  # of a controller that was killed
+            # the index is in memory then
+            return _begun(uri, write, "PRAGMA locking_mode = EXCLUSIVE")
+        return _begun(f"{self.place.absolute().as_uri()}?mode=ro&immutable=1", write)
+
+    def _uri(self) -> str:
+        """Return the URI for this user: a store at rest has no log, and one who may only read could not create it."""
+        mode = "rw"
+        if not os.access(self.place, os.W_OK):
+            mode = "ro" if _log_of(self.place).exists() else "ro&immutable=1"
+        return f"{self.place.absolute().as_uri()}?mode={mode}"
+
+    def done(self, sql: Any) -> None:
+        sql.close()
+
+    def exists(self) -> bool:
+        return self.place.exists()
+
+    def probe(self) -> str:
+        above = self.place.parent
+        while not above.exists() and above != above.parent:
+            above = above.parent
+        try:
+            with tempfile.TemporaryFile(dir=above):
+                pass
+            if not self.place.exists() or os.access(self.place, os.W_OK):
+                return ""
+            why = f"{self.place}: {os.strerror(errno.EACCES)}"
+        except OSError as error:
+            why = f"{above}: {error.strerror}"
+        return f"{why}. Make the directory and the file writable for the account of the controller"
+
+    def version(self, sql: Any) -> int:
+        return schema_version(sql, self.place)
+
+    def holder(self) -> Holder | None:
+        return lock.holder_of(self.place)
+
+    def size(self) -> tuple[int, int | None]:
+        files = (self.place, _log_of(self.place))
+        used = sum(each.stat().st_size for each in files if each.exists())
+        return used, shutil.disk_usage(self.place.parent).free
+
+    def unusable(self, error: BaseException) -> StoreError:
+        return unusable(self.place, error)
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def _begun(uri: str, write: bool, *settings: str) -> sqlite3.Connection:
+    """Return a connection in a transaction that has read, so that its log is open. Raises ``sqlite3.Error``."""
+    sql = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    begin = (
+        ("PRAGMA synchronous = FULL", "BEGIN IMMEDIATE")
+        if write
+        else ("PRAGMA query_only = ON", "BEGIN")
+    )
+    try:
+        for statement in (*settings, *begin, "PRAGMA user_version"):
+            sql.execute(statement).fetchall()
+    except sqlite3.Error:
+        sql.close()
+        raise
+    return sql
 
 
 def open_store(
@@ -41,12 +176,7 @@ def open_store(
             _check_file(path)
             _copy_before_migration(path)
         else:
-            _create(
-                path,
-                controller,
-                birth or "".join(secrets.choice(_BIRTH_LETTERS) for _ in range(4)),
-                shadow,
-            )
+            _create(path, new_meta(controller, birth, shadow))
         connection = connect(path)
         migrate(connection)
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -60,20 +190,11 @@ def open_store(
         raise unusable(path, error) from error
     except OSError as error:
         raise StoreError(f"store {path}: {error}") from error
-    if (SHADOW in meta) is not shadow:
+    try:
+        SqliteDatabase(path).refuse_other(meta, controller, shadow)
+    except StoreError:
         connection.close()
-        whose, how = (
-            ("a controller", "without `--shadow`") if shadow else ("a shadow", "with `--shadow`")
-        )
-        raise StoreUnusableError(
-            f"store {path} is the record of {whose}: run it {how}, or set `store: path:` to another file"
-        )
-    if (owner := meta["controller"]) != controller:
-        connection.close()
-        raise StoreUnusableError(
-            f"store {path} belongs to controller {owner!r}, not {controller!r}: "
-            "set `controller:` back, or give this controller a `store: path:` of its own"
-        )
+        raise
     return connection
 
 
@@ -192,21 +313,13 @@ def _check_file(path: Path) -> None:
                 raise _damaged(path, result)
 
 
-def _create(path: Path, controller: str, birth: str, shadow: bool) -> None:
+def _create(path: Path, meta: Mapping[str, str]) -> None:
     """Create the store under another name first: at its own name it is whole or absent, whatever happens here."""
     unfinished = path.with_name(path.name + ".new")
     unfinished.with_name(unfinished.name + "-journal").unlink(missing_ok=True)
     _make_empty(unfinished)
     with closing(connect(unfinished)) as connection:
         migrate(connection)
-        meta = {
-            "controller": controller,
-            "birth": birth,
-            "tick": "0",
-            "at": "0.0",
-            "next_serial": "1",
-        }
-        meta |= {SHADOW: "1"} if shadow else {}
         connection.execute("BEGIN IMMEDIATE")
         connection.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", meta.items())
         connection.execute("COMMIT")
@@ -232,7 +345,7 @@ def unusable(path: Path, error: BaseException) -> StoreUnusableError:
     """Return ``error`` of SQLite as an error that names the repair."""
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF:
         case sqlite3.SQLITE_FULL:
-            repair = f"make room in {path.parent}; {_NOTHING_RECORDED}"
+            repair = f"make room in {path.parent}; {NOTHING_RECORDED}"
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
             return _damaged(path, str(error))
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
@@ -240,23 +353,12 @@ def unusable(path: Path, error: BaseException) -> StoreUnusableError:
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
             repair = f"this user needs to read and write the file and the directory {path.parent}"
         case sqlite3.SQLITE_CONSTRAINT:
-            return unrecordable(path, error)
+            return SqliteDatabase(path).unrecordable(error)
         case sqlite3.SQLITE_IOERR:
             repair = f"check the disk of {path.parent} and the room on it; nothing was recorded"
         case _:
             repair = f"if this persists, {_start_anew(path)}"
     return StoreUnusableError(f"store {path}: {error}: {repair}")
-
-
-def unrecordable(path: Path, error: BaseException) -> StoreUnusableError:
-    """Return the error for a value that no store can hold: NaN, an integer beyond 64 bits, or invalid text."""
-    return StoreUnusableError(
-        f"store {path}: a value cannot be recorded ({error}): an adapter let through what it should not have; "
-        f"{_NOTHING_RECORDED}"
-    )
-
-
-_NOTHING_RECORDED = "nothing was recorded, and nothing is acted on until a write succeeds"
 
 
 def _damaged(path: Path, what: str) -> StoreUnusableError:

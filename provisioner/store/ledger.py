@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from provisioner.accounting.verification import Finding, LedgerFinding, LedgerRu
 from provisioner.keys import site_of, type_name
 from provisioner.model import CompletedJob, Drone, DroneState, DroneType, TypeKey
 from provisioner.store import tables
+from provisioner.store.database import StoreConnection, marks
 from provisioner.store.measures import LEAVING_STATES
 from provisioner.usage import held_milli
 
@@ -84,7 +84,7 @@ class RunRow(NamedTuple):
 
 
 def book_due(
-    sql: sqlite3.Connection, now: float, types: Mapping[TypeKey, DroneType], keep_s: float
+    sql: StoreConnection, now: float, types: Mapping[TypeKey, DroneType], keep_s: float
 ) -> bool:
     """Book some of the drones that are due. Return True if there may be more.
 
@@ -115,7 +115,7 @@ def book_due(
     return False
 
 
-def _first_day(sql: sqlite3.Connection, today: int) -> int:
+def _first_day(sql: StoreConnection, today: int) -> int:
     """Return the first day of a new ledger, or of one that begins in an older record."""
     (first,) = sql.execute(
         "SELECT min(coalesce(nullif(started_at, 0), joined_at)) FROM drones JOIN ledger_due ON id = drone_id"
@@ -124,20 +124,19 @@ def _first_day(sql: sqlite3.Connection, today: int) -> int:
 
 
 def _book(
-    sql: sqlite3.Connection,
+    sql: StoreConnection,
     due: Sequence[str],
     midnight: int,
     open_day: int,
     types: Mapping[TypeKey, DroneType],
     since: float,
 ) -> None:
-    marks = ", ".join("?" * len(due))
-    of_due = f"WHERE drone_id IN ({marks})"
+    of_due = f"WHERE drone_id IN ({marks(due)})"
     kinds = _Kinds(sql)
     facts = _RecordedFacts(sql, due, open_day, since)
     drone_rows = set[DroneRow]()
     run_rows = set[RunRow]()
-    for drone in tables.DRONES.select(sql, f"WHERE id IN ({marks})", due):
+    for drone in tables.DRONES.select(sql, f"WHERE id IN ({marks(due)})", due):
         made_drones, made_runs = _rows_of(drone, facts, midnight, open_day, types, kinds)
         drone_rows |= made_drones
         run_rows |= made_runs
@@ -173,7 +172,7 @@ def _book(
 class _Kinds(dict[LedgerKind, int]):
     """Numbers of kinds, which are recorded when they are first met."""
 
-    def __init__(self, sql: sqlite3.Connection) -> None:
+    def __init__(self, sql: StoreConnection) -> None:
         super().__init__()
         self._sql = sql
 
@@ -190,7 +189,7 @@ class _Kinds(dict[LedgerKind, int]):
 
 _NOT_SETTLED = """NOT EXISTS (
     SELECT 1 FROM ledger_runs AS booked WHERE booked.drone_id = completed_jobs.drone_id
-        AND booked.ended_at = CAST(completed_jobs.ended_at + 0.5 AS INTEGER)
+        AND booked.ended_at <= completed_jobs.ended_at + 0.5 AND booked.ended_at > completed_jobs.ended_at - 0.5
         AND booked.job_id = completed_jobs.job_id AND booked.day < ? AND booked.runs > 0)"""
 """Condition for runs whose last part, which counts the run, is on no settled day."""
 
@@ -202,9 +201,9 @@ class _RecordedFacts:
     """
 
     def __init__(
-        self, sql: sqlite3.Connection, due: Sequence[str], open_day: int, since: float
+        self, sql: StoreConnection, due: Sequence[str], open_day: int, since: float
     ) -> None:
-        of_due = f"WHERE drone_id IN ({', '.join('?' * len(due))})"
+        of_due = f"WHERE drone_id IN ({marks(due)})"
         self.runs = defaultdict[str, list[tuple[CompletedJob, int | None]]](list)
         where = f"{of_due} AND ended_at >= ? AND (ended_at >= ? OR {_NOT_SETTLED})"
         open_at = float(open_day * SECONDS_A_DAY)
@@ -347,7 +346,7 @@ def outcome_of(job: CompletedJob, drone: Drone) -> Outcome:
 
 
 def _replace(
-    sql: sqlite3.Connection,
+    sql: StoreConnection,
     table: str,
     key: Sequence[str],
     gone: Iterable[DroneRow | RunRow],
@@ -373,26 +372,26 @@ def _amounts(
 
 
 def _add_to_days(
-    sql: sqlite3.Connection, changes: Mapping[tuple[int, int, str], Sequence[int]]
+    sql: StoreConnection, changes: Mapping[tuple[int, int, str], Sequence[int]]
 ) -> None:
-    sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in _AMOUNT_COLUMNS)
+    sums = ", ".join(f"{name} = ledger_days.{name} + excluded.{name}" for name in _AMOUNT_COLUMNS)
     sql.executemany(
-        f"INSERT INTO ledger_days VALUES (?, ?, ?, {', '.join('?' * len(_AMOUNT_COLUMNS))})"
-        f" ON CONFLICT DO UPDATE SET {sums}",
+        f"INSERT INTO ledger_days VALUES (?, ?, ?, {marks(_AMOUNT_COLUMNS)})"
+        f" ON CONFLICT (day, kind, account) DO UPDATE SET {sums}",
         [(*key, *amounts) for key, amounts in changes.items() if any(amounts)],
     )
 
 
-def read_sums(sql: sqlite3.Connection, first: int, end: int) -> list[LedgerSum]:
+def read_sums(sql: StoreConnection, first: int, end: int) -> list[LedgerSum]:
     """Return the sums of the days from ``first`` up to ``end``."""
     sums = ", ".join(f"sum({name}) AS {name}" for name in _AMOUNT_COLUMNS)
     kinds = f"SELECT kind, account, {sums} FROM ledger_days WHERE day >= ? AND day < ?"
     columns = ", ".join(LedgerSum._fields)
-    query = f"SELECT {columns} FROM ({kinds} GROUP BY kind, account) JOIN ledger_kinds USING (kind)"
+    query = f"SELECT {columns} FROM ({kinds} GROUP BY kind, account) AS sums JOIN ledger_kinds USING (kind)"
     return [LedgerSum._make(row) for row in sql.execute(query, (first, end))]
 
 
-def read_days(sql: sqlite3.Connection, first: int, end: int) -> list[tuple[int, str, int]]:
+def read_days(sql: StoreConnection, first: int, end: int) -> list[tuple[int, str, int]]:
     """Return day, account and GPU-milliseconds of the days from ``first`` up to ``end``."""
     query = (
         "SELECT day, account, sum(held) FROM ledger_days WHERE day >= ? AND day < ?"
@@ -401,7 +400,7 @@ def read_days(sql: sqlite3.Connection, first: int, end: int) -> list[tuple[int, 
     return sql.execute(query, (first, end)).fetchall()
 
 
-def read_lives(sql: sqlite3.Connection, site: str, first: int, end: int) -> int:
+def read_lives(sql: StoreConnection, site: str, first: int, end: int) -> int:
     """Return what the drones of a site had in the days from ``first`` up to ``end``."""
     (found,) = sql.execute(
         "SELECT coalesce(sum(held), 0) FROM ledger_days JOIN ledger_kinds USING (kind)"
@@ -412,14 +411,16 @@ def read_lives(sql: sqlite3.Connection, site: str, first: int, end: int) -> int:
 
 
 _OF_RUN = """
-    SELECT drone_id, job_id, min(begun_at) AS begun_at, ended_at, site, type, model, accounting_group, vo, owner,
-        outcome, milli, sum(seconds) AS seconds, sum(held) AS held, sum(used) AS used, sum(energy_j) AS energy_j,
+    SELECT drone_id, job_id, min(begun_at) AS begun_at, ended_at, max(site) AS site, max(type) AS type,
+        max(model) AS model, max(accounting_group) AS accounting_group, max(vo) AS vo, max(owner) AS owner,
+        max(outcome) AS outcome, max(milli) AS milli,
+        sum(seconds) AS seconds, sum(held) AS held, sum(used) AS used, sum(energy_j) AS energy_j,
         sum(cpu_s) AS cpu_s, max(memory_mib) AS memory_mib
     FROM ledger_runs JOIN ledger_kinds USING (kind) WHERE {where}
     GROUP BY drone_id, ended_at, job_id ORDER BY ended_at, job_id"""
 
 
-def read_runs(sql: sqlite3.Connection, first: int, end: int) -> list[LedgerRun]:
+def read_runs(sql: StoreConnection, first: int, end: int) -> list[LedgerRun]:
     """Return the runs that ended on the days from ``first`` up to ``end``, whole."""
     found = sql.execute(
         _OF_RUN.format(where="ended_at >= ? AND ended_at < ?"),
@@ -428,13 +429,13 @@ def read_runs(sql: sqlite3.Connection, first: int, end: int) -> list[LedgerRun]:
     return [LedgerRun._make(row) for row in found]
 
 
-def read_parts(sql: sqlite3.Connection, first: int, end: int) -> list[LedgerRun]:
+def read_parts(sql: StoreConnection, first: int, end: int) -> list[LedgerRun]:
     """Return the parts of runs that are booked on the days from ``first`` up to ``end``."""
     found = sql.execute(_OF_RUN.format(where="day >= ? AND day < ?"), (first, end))
     return [LedgerRun._make(row) for row in found]
 
 
-def find_unbalanced(sql: sqlite3.Connection, first: int, end: int) -> list[LedgerFinding]:
+def find_unbalanced(sql: StoreConnection, first: int, end: int) -> list[LedgerFinding]:
     """Return days of drones, and of all, that do not add up, and drones without an entry."""
     days = (first, end)
     found = [
@@ -450,7 +451,7 @@ def find_unbalanced(sql: sqlite3.Connection, first: int, end: int) -> list[Ledge
     runs = "SELECT drone_id, day, sum(held) AS held FROM ledger_runs WHERE day >= ? AND day < ? GROUP BY drone_id, day"
     for drone_id, day, jobs, held in sql.execute(
         "SELECT drone_id, day, jobs, coalesce(held, 0) FROM ledger_drones"
-        f" LEFT JOIN ({runs}) USING (drone_id, day)"
+        f" LEFT JOIN ({runs}) AS booked USING (drone_id, day)"
         " WHERE day >= ? AND day < ? AND jobs != coalesce(held, 0)",
         (*days, *days),
     ):
@@ -458,7 +459,7 @@ def find_unbalanced(sql: sqlite3.Connection, first: int, end: int) -> list[Ledge
         found.append(LedgerFinding(Finding.UNBALANCED, day, drone_id=drone_id, text=text))
     lives = "sum(CASE WHEN account = 'life' THEN held ELSE -held END)"
     for day, rest in sql.execute(
-        f"SELECT day, {lives} AS rest FROM ledger_days WHERE day >= ? AND day < ? GROUP BY day HAVING rest != 0",
+        f"SELECT day, {lives} FROM ledger_days WHERE day >= ? AND day < ? GROUP BY day HAVING {lives} != 0",
         days,
     ):
         found.append(LedgerFinding(Finding.UNBALANCED, day, text=f"{rest} GPU-ms are not booked"))
@@ -475,7 +476,7 @@ def find_unbalanced(sql: sqlite3.Connection, first: int, end: int) -> list[Ledge
     return found
 
 
-def open_day(sql: sqlite3.Connection) -> int:
+def open_day(sql: StoreConnection) -> int:
     """Return the first day that has not settled; 0: nothing was booked yet."""
     return int(tables.read_meta(sql).get(_OPEN, 0))
 

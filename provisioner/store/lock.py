@@ -68,7 +68,7 @@ class StoreLock:
             os.close(fd)
             time.sleep(_LOCK_PAUSE_S)
         self._fd = fd
-        holder = Holder(os.getpid(), socket.gethostname(), time.time(), process_of(os.getpid()))
+        holder = this_process()
         self._write(_as_json(holder))
         return holder
 
@@ -84,6 +84,11 @@ class StoreLock:
         with suppress(OSError):
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, text.encode(), 0)
+
+
+def this_process() -> Holder:
+    """Return this process as a holder."""
+    return Holder(os.getpid(), socket.gethostname(), time.time(), process_of(os.getpid()))
 
 
 def claim_of(holder: Holder, store: Path) -> str:
@@ -140,14 +145,14 @@ def is_alive(holder: Holder) -> bool | None:
     return process_of(holder.pid) == holder.process
 
 
-def held(store: Path, holder: Holder) -> StoreHeldError:
+def held(store: object, holder: Holder) -> StoreHeldError:
     """Return the refusal of a store that ``holder`` holds."""
     return StoreHeldError(
-        f"store {store} is held by {_named(holder)}: stop that one first, or give this one a `store: path:` of its own"
+        f"store {store} is held by {_named(holder)}: stop that one first, or give this one a store of its own"
     )
 
 
-def taken_over(store: Path, holder: Holder | None) -> StoreHeldError:
+def taken_over(store: object, holder: Holder | None) -> StoreHeldError:
     """Return the refusal of a store that another controller took while this one ran."""
     who = (
         _named(holder)

@@ -6,11 +6,11 @@ is not stored again: ``last_at`` of that one moves on.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from provisioner.model import DroneType, OtherDrones, SiteView, Snapshot
+from provisioner.store.database import StoreConnection
 from provisioner.store.tables import insert, pack
 from provisioner.values import frozen
 
@@ -66,7 +66,7 @@ def free_by_model(view: SiteView, types: Sequence[DroneType]) -> dict[str, int]:
     return found
 
 
-def write_observation(sql: sqlite3.Connection, new: Observation) -> None:
+def write_observation(sql: StoreConnection, new: Observation) -> None:
     """Store an observation, or extend the one before."""
     row = sql.execute("SELECT seq, body FROM observations ORDER BY seq DESC LIMIT 1").fetchone()
     body = pack(replace(new, at=0.0, last_at=0.0))

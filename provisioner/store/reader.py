@@ -7,15 +7,12 @@ answer quickly.
 from __future__ import annotations
 
 import json
-import os
 import re
-import sqlite3
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar
 
@@ -43,23 +40,19 @@ from provisioner.store import (
     tables,
     view_log,
 )
-from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, SHADOW, schema_version, unusable
-from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
+from provisioner.store.database import SHADOW, Place, StoreConnection, database_of, marks
+from provisioner.store.file import MIGRATIONS
+from provisioner.store.lock import HOLDER, is_alive, read_claim
 from provisioner.store.measures import DroneCount, MetricKey
 from provisioner.store.observations import Observation
 from provisioner.usage import RecordedRuns
 
 T = TypeVar("T")
 _DYNAMIC_SLOT = re.compile(r"^(?P<parent>slot\d+)(?:_\d+)+@(?P<host>.+)$")
-_NO_LOG = (
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_CANTOPEN,
-)
-"""Errors where the log or its index cannot be created: a full disk, a directory that this user may not write."""
 MAX_PAST_CLASSES = 10_000
 """Largest number of classes that have left the queue among which a short id is unique."""
+ALL_ROWS = 2**63 - 1
+"""Limit of a query for all rows."""
 FIND_LIMIT = 100
 """Largest number of drones that one ambiguous id is answered with."""
 
@@ -71,13 +64,14 @@ class Reader:
     if there is no store, :class:`StoreUnusableError` if it is damaged or of another schema.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self.path = path
+        self.database = database_of(path)
 
     def holder(self) -> store.Holder | None:
         """Return the controller that runs now, if one does."""
         try:
-            return holder_of(self.path)
+            return self.database.holder()
         except PermissionError:  # the lock is not for everybody: the record says who took it last
             with self._open() as sql:
                 row = sql.execute("SELECT value FROM meta WHERE key = ?", (HOLDER,)).fetchone()
@@ -130,7 +124,7 @@ class Reader:
         """
         where, values = _drones_where(sites, states, types, nodes)
         if having:
-            where += f" AND {having} NOT IN ('', 0)"
+            where += f" AND CAST({having} AS TEXT) NOT IN ('', '0', '0.0')"
         if after is not None:
             where += " AND requested_at >= ? AND (requested_at, serial, id) > (?, ?, ?)"
             values += [
@@ -151,7 +145,7 @@ class Reader:
             # one range of the index each
             for live in (True, False) if ended is None else (not ended,):
                 found += tables.DRONES.select(
-                    sql, rest, (live, *values, -1 if most is None else most)
+                    sql, rest, (live, *values, ALL_ROWS if most is None else most)
                 )
         if ended is None:
             found.sort(
@@ -174,7 +168,7 @@ class Reader:
     def live_counts(self) -> list[DroneCount]:
         """Return the live drones by type and state, in the order of the first of each."""
         query = (
-            "SELECT type, state, count(*), sum(gpu_milli), sum(drain_refusal != ''), max(service)"
+            "SELECT type, state, count(*), sum(gpu_milli), count(nullif(drain_refusal, '')), max(service)"
             " FROM drones WHERE live = 1 GROUP BY type, state ORDER BY min(requested_at), min(serial)"
         )
         with self._open() as sql:
@@ -185,9 +179,9 @@ class Reader:
 
     def live_by_class(self, class_ids: Sequence[str] = ()) -> Counter[str]:
         """Return the number of live drones that were started for some job classes, by default for each."""
-        chosen = "AND for_class IN (SELECT value FROM json_each(?))" if class_ids else ""
+        chosen = f"AND for_class IN ({marks(class_ids)})" if class_ids else ""
         query = f"SELECT for_class, count(*) FROM drones WHERE live = 1 {chosen} GROUP BY for_class"
-        return Counter(dict(self._rows(query, *[json.dumps([*class_ids])] * bool(class_ids))))
+        return Counter(dict(self._rows(query, *class_ids)))
 
     def drones_for(self, class_id: str) -> tuple[int, Drone] | None:
         """Return the number of drones that were started for a job class, and the newest; None if there are none."""
@@ -205,9 +199,10 @@ class Reader:
 
         An empty prefix begins none.
         """
-        rest = "WHERE ? AND substr(id, 1, ?) = ? ORDER BY seen_at DESC LIMIT ?"
-        values = (len(prefix), len(prefix), prefix, MAX_PAST_CLASSES)
-        return self._select(tables.PAST_CLASSES, rest, *values)
+        if not prefix:
+            return []
+        rest = "WHERE substr(id, 1, ?) = ? ORDER BY seen_at DESC LIMIT ?"
+        return self._select(tables.PAST_CLASSES, rest, len(prefix), prefix, MAX_PAST_CLASSES)
 
     def past_class_ids(self) -> list[str]:
         """Return the ids of the newest job classes that have left the queue, or of which no job waits any more."""
@@ -276,12 +271,13 @@ class Reader:
 
     def hazards(self, since: float, now: float) -> list[store.Hazard]:
         """Return preemption statistics from ``since`` to ``now`` by scope, of drones that are still on record."""
-        lost = "(state = 'preempted' OR notice_at OR lost_gpu_s OR lost_jobs)"
+        lost = "(state = 'preempted' OR notice_at != 0 OR lost_gpu_s != 0 OR lost_jobs != 0)"
         ran_s = f"max(0, min(coalesce(nullif(ended_at, 0), ?3), ?3) - max({tables.BEGAN}, ?2))"
+        own_s = f"CASE WHEN {tables.BEGAN} > 0 THEN {ran_s} ELSE 0 END"
         chosen = "FROM drones WHERE live = ?1 AND ended_at >= ?4 AND"
         query = (
             f"SELECT type, state, {tables.BEGAN}, ended_at, notice_at, gpu_milli, lost_gpu_s, lost_jobs, 1,"
-            f" ({tables.BEGAN} > 0) * {ran_s} {chosen} {lost} AND ({tables.BEGAN} > 0 OR state = 'preempted')"
+            f" {own_s} {chosen} {lost} AND ({tables.BEGAN} > 0 OR state = 'preempted')"
             f" UNION ALL SELECT type, '', 0, 0, 0, 0, 0, 0, count(*), sum({ran_s}) {chosen} NOT {lost}"
             f" AND {tables.BEGAN} > 0 GROUP BY type"
         )
@@ -302,10 +298,10 @@ class Reader:
         ``cluster``: only those with this number in front of the process in their ids, or in those of the jobs whose
         routed copies they were.
         """
-        rest = "WHERE ended_at >= ? AND ended_at < ? AND NOT unfinished"
+        rest = "WHERE ended_at >= ? AND ended_at < ? AND unfinished = 0"
         values = [since, until]
         if cluster is not None:
-            rest += f" AND instr('#' || job_id || '.#' || routed_from || '.', '#{cluster}.')"
+            rest += f" AND instr('#' || job_id || '.#' || routed_from || '.', '#{cluster}.') > 0"
         return self._select(tables.COMPLETED_JOBS, f"{rest} ORDER BY ended_at, job_id", *values)
 
     def peak_vram_mib(self, job: JobClass) -> int:
@@ -383,11 +379,12 @@ class Reader:
 
     def recent_events(self, since: float, names: Iterable[str], last: int) -> list[store.Event]:
         """Return the events since a time, the newest of each of ``names``, and the ``last`` ones, oldest first."""
+        chosen = (*names,)
         rest = (
-            "WHERE at >= ? OR id IN (SELECT max(id) FROM events WHERE name IN (SELECT value FROM json_each(?))"
+            f"WHERE at >= ? OR id IN (SELECT max(id) FROM events WHERE name IN ({marks(chosen)})"
             " GROUP BY name) OR id IN (SELECT id FROM events ORDER BY id DESC LIMIT ?) ORDER BY id"
         )
-        return self._select(tables.EVENTS, rest, since, json.dumps([*names]), last)
+        return self._select(tables.EVENTS, rest, since, *chosen, last)
 
     def count_happenings(self, since: float, step: int = 0, event: int = 0) -> int:
         """Return the number of transitions and events since a time, with numbers above ``step`` and ``event``."""
@@ -400,7 +397,7 @@ class Reader:
     def position(self) -> RecordPosition:
         """Return how far the record has come. Nothing on record changes without it; cheap."""
         (row,) = self._rows(
-            "SELECT coalesce((SELECT value FROM meta WHERE key = 'tick'), 0),"
+            "SELECT coalesce((SELECT value FROM meta WHERE key = 'tick'), '0'),"
             " coalesce((SELECT max(seq) FROM transitions), 0), coalesce((SELECT max(id) FROM events), 0),"
             " coalesce((SELECT max(id) FROM requests), 0), coalesce((SELECT max(id) FROM estimate_resets), 0)"
         )
@@ -490,7 +487,7 @@ class Reader:
         row = {"at": at, "kind": kind, "mode": mode, "drone_ids": ids, "reason": reason, "by": by}
         with self._open(write=True) as sql:
             tables.insert(sql, "requests", row)
-            number = int(sql.execute("SELECT last_insert_rowid()").fetchone()[0])
+            (number,) = sql.execute("SELECT max(id) FROM requests").fetchone()
             told = {
                 "request": number,
                 "kind": kind,
@@ -501,7 +498,7 @@ class Reader:
             tables.insert(
                 sql, "events", {"at": at, "name": "request.recorded", "fields": json.dumps(told)}
             )
-            return number
+            return int(number)
 
     def requests(self) -> tuple[model.OperatorRequest, ...]:
         """Return the requests that are not carried out yet, and those that disable sites, oldest first."""
@@ -521,41 +518,21 @@ class Reader:
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         with self._open() as sql:
-            return sql.execute(query, values).fetchall()
+            rows: list[Any] = sql.execute(query, values).fetchall()
+            return rows
 
     def _select(self, table: tables.Table[T], rest: str, *values: object) -> list[T]:
         """Return rows of a table as values; see :meth:`Table.select <provisioner.store.tables.Table.select>`."""
         with self._open() as sql:
             return [*table.select(sql, rest, values)]
 
-    def _uri(self) -> str:
-        """Return the URI for this user: a store at rest has no log, and one who may only read could not create it."""
-        mode = "rw"
-        if not os.access(self.path, os.W_OK):
-            at_rest = not self.path.with_name(self.path.name + "-wal").exists()
-            mode = "ro&immutable=1" if at_rest else "ro"
-        return f"{self.path.absolute().as_uri()}?mode={mode}"
-
-    def _connected(self, write: bool) -> sqlite3.Connection:
-        """Return a connection in a transaction. One that reads needs no room on the disk for the log and its index."""
-        uri = self._uri()
-        try:
-            return _begun(uri, write)
-        except sqlite3.Error as error:
-            if write or error.sqlite_errorcode & 0xFF not in _NO_LOG:
-                raise
-        log = self.path.with_name(self.path.name + "-wal")
-        if log.exists() and log.stat().st_size:  # of a controller that was killed
-            # the index is in memory then
-            return _begun(uri, write, "PRAGMA locking_mode = EXCLUSIVE")
-        return _begun(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1", write)
-
     @contextmanager
-    def _open(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
+    def _open(self, *, write: bool = False) -> Iterator[StoreConnection]:
         """Yield a connection in one transaction, so that several queries see one state."""
         try:
-            with closing(self._connected(write)) as sql:
-                version = schema_version(sql, self.path)
+            sql = self.database.reading(write=write)
+            try:
+                version = self.database.version(sql)
                 if version < len(MIGRATIONS):
                     raise store.StoreUnusableError(
                         f"store {self.path} has the older schema {version}: `provisioner run` brings it up to "
@@ -563,33 +540,18 @@ class Reader:
                     )
                 yield sql
                 sql.execute("COMMIT")
+            finally:
+                self.database.done(sql)
         except (ValueError, zlib.error) as error:
             raise store.StoreUnusableError(
                 f"store {self.path}: a record cannot be read, another version wrote it or it is damaged: {error}"
             ) from error
-        except sqlite3.Error as error:
-            if not self.path.exists():
+        except self.database.errors as error:
+            if not self.database.exists():
                 raise store.StoreError(
                     f"there is no store {self.path}: `provisioner run` creates it"
                 ) from error
-            raise unusable(self.path, error) from error
-
-
-def _begun(uri: str, write: bool, *settings: str) -> sqlite3.Connection:
-    """Return a connection in a transaction that has read, so that its log is open. Raises ``sqlite3.Error``."""
-    sql = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-    begin = (
-        ("PRAGMA synchronous = FULL", "BEGIN IMMEDIATE")
-        if write
-        else ("PRAGMA query_only = ON", "BEGIN")
-    )
-    try:
-        for statement in (*settings, *begin, "PRAGMA user_version"):
-            sql.execute(statement).fetchall()
-    except sqlite3.Error:
-        sql.close()
-        raise
-    return sql
+            raise self.database.unusable(error) from error
 
 
 def _rows_after(key: str, by_time: bool) -> str:
@@ -639,8 +601,8 @@ def _drones_where(
         (("node", "substr(node, 1, instr(node || '.', '.') - 1)"), nodes),
     ):
         if wanted:
-            marks = ", ".join("?" * len(wanted))
-            where += f" AND ({' OR '.join(f'{column} IN ({marks})' for column in columns)})"
+            found = (f"{column} IN ({marks(wanted)})" for column in columns)
+            where += f" AND ({' OR '.join(found)})"
             values += [*wanted] * len(columns)
     return where, values
 

@@ -8,9 +8,9 @@ ones, and the sums are the same at each step.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 
+from provisioner.store.database import StoreConnection
 from provisioner.store.measures import MetricKey, MetricValues
 from provisioner.values import frozen
 
@@ -34,7 +34,7 @@ class Series:
     """Length of the intervals."""
 
 
-def add_counts(sql: sqlite3.Connection, *counts: MetricValues) -> None:
+def add_counts(sql: StoreConnection, *counts: MetricValues) -> None:
     """Add to the counters."""
     rows = [
         (key.metric, labels_text(key), value)
@@ -44,7 +44,7 @@ def add_counts(sql: sqlite3.Connection, *counts: MetricValues) -> None:
     ]
     sql.executemany(
         "INSERT INTO counters (metric, labels, value) VALUES (?, ?, ?)"
-        " ON CONFLICT (metric, labels) DO UPDATE SET value = value + excluded.value",
+        " ON CONFLICT (metric, labels) DO UPDATE SET value = counters.value + excluded.value",
         rows,
     )
 
@@ -53,7 +53,7 @@ def labels_text(key: MetricKey) -> str:
     return json.dumps(dict(key.labels))
 
 
-def add_sample(sql: sqlite3.Connection, at: float, gauges: MetricValues) -> None:
+def add_sample(sql: StoreConnection, at: float, gauges: MetricValues) -> None:
     """Add a sample of ``gauges``, and of what the counters have grown by since the last one."""
     found = [
         (key.metric, labels_text(key), float(value))
@@ -64,11 +64,12 @@ def add_sample(sql: sqlite3.Connection, at: float, gauges: MetricValues) -> None
     rows = [row for row in found if row[2]]
     sql.execute("UPDATE counters SET sampled = value WHERE value != sampled")
     sql.executemany(
-        "INSERT OR IGNORE INTO series (metric, labels) VALUES (?, ?)", [row[:2] for row in rows]
+        "INSERT INTO series (metric, labels) VALUES (?, ?) ON CONFLICT DO NOTHING",
+        [row[:2] for row in rows],
     )
     sql.executemany(
         "INSERT INTO samples (step_s, series, at, value) SELECT ?, id, ?, ? FROM series WHERE metric = ? AND labels = ?"
-        " ON CONFLICT (step_s, series, at) DO UPDATE SET value = value + excluded.value",
+        " ON CONFLICT (step_s, series, at) DO UPDATE SET value = samples.value + excluded.value",
         [
             (step_s, int(at) // step_s * step_s, value, *key)
             for step_s in STEPS_S
@@ -85,7 +86,7 @@ def old_samples(now: float, keep_s: float) -> Iterable[tuple[str, Sequence[float
 
 
 def forget(
-    sql: sqlite3.Connection, sites: Iterable[str], types: Iterable[str], services: Iterable[str]
+    sql: StoreConnection, sites: Iterable[str], types: Iterable[str], services: Iterable[str]
 ) -> None:
     """Delete series without samples, and counters of sites, types and services neither configured nor on record.
 
@@ -93,22 +94,38 @@ def forget(
     """
     kept_s = ", ".join(map(str, STEPS_S))
     samples = f"SELECT 1 FROM samples WHERE step_s IN ({kept_s}) AND series = series.id"
-    sql.execute(f"DELETE FROM series WHERE id AND NOT EXISTS ({samples})")
-    site = "coalesce(json_extract(labels, '$.site'), json_extract(labels, '$.scope'))"
-    kind = f"{site} || '/' || json_extract(labels, '$.type')"
-    service = "json_extract(labels, '$.service')"
-    for label, column, known in (
-        (site, "site", [*sites, "overlay"]),
-        (kind, "type", types),
-        (service, "service", services),
-    ):
-        unknown = f"{label} IS NOT NULL AND {label} NOT IN (SELECT value FROM json_each(?))"
-        gone = f"NOT EXISTS (SELECT 1 FROM drones WHERE drones.{column} = {label})"
-        sql.execute(f"DELETE FROM counters WHERE {unknown} AND {gone}", (json.dumps([*known]),))
+    sql.execute(f"DELETE FROM series WHERE id != 0 AND NOT EXISTS ({samples})")
+    known = {
+        *(("site", each) for each in (*sites, "overlay")),
+        *(("type", each) for each in types),
+        *(("service", each) for each in services),
+    }
+    unknown = [
+        row
+        for row in sql.execute("SELECT metric, labels FROM counters").fetchall()
+        if not _origins(row[1]) <= known
+    ]
+    if unknown:
+        for site, kind, service in sql.execute("SELECT DISTINCT site, type, service FROM drones"):
+            known |= {("site", site), ("type", kind), ("service", service)}
+    gone = [row for row in unknown if not _origins(row[1]) <= known]
+    sql.executemany("DELETE FROM counters WHERE metric = ? AND labels = ?", gone)
+
+
+def _origins(text: str) -> set[tuple[str, str]]:
+    """Return the site, the drone type and the service in labels, as far as they have some."""
+    labels = json.loads(text)
+    found = {("service", labels["service"])} if "service" in labels else set()
+    site = labels.get("site", labels.get("scope"))
+    if site is not None:
+        found.add(("site", site))
+        if "type" in labels:
+            found.add(("type", f"{site}/{labels['type']}"))
+    return found
 
 
 def read_series(
-    sql: sqlite3.Connection, metric: str, since: float, until: float, step_s: float
+    sql: StoreConnection, metric: str, since: float, until: float, step_s: float
 ) -> list[Series]:
     """Return the series of a metric from ``since`` on and before ``until``, by labels.
 
@@ -118,8 +135,8 @@ def read_series(
     stored_s = _stored_step(sql, since, step_s)
     step = max(stored_s, int(step_s) // stored_s * stored_s)
     query = (
-        "SELECT at / ?1 * ?1, sum(value) FROM samples WHERE step_s = ?2 AND series = ?3 AND at >= ?4 AND at < ?5"
-        " GROUP BY 1 ORDER BY 1"
+        "SELECT at / ?1 * ?1 AS start, sum(value) FROM samples"
+        " WHERE step_s = ?2 AND series = ?3 AND at >= ?4 AND at < ?5 GROUP BY start ORDER BY start"
     )
     begin = int(since) // step * step
     found = list[Series]()
@@ -136,7 +153,7 @@ def read_series(
     return found
 
 
-def _stored_step(sql: sqlite3.Connection, since: float, step_s: float) -> int:
+def _stored_step(sql: StoreConnection, since: float, step_s: float) -> int:
     """Return the longest stored step up to ``step_s``, or a longer one if only that goes back to ``since``."""
     query = "SELECT min(at) FROM samples WHERE step_s = ? AND series = 0"
     longest = max(STEPS_S)

@@ -6,7 +6,6 @@ Imports neither pydantic nor asyncio at the top, so that the reader starts quick
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 import zlib
 from collections import Counter
@@ -15,7 +14,6 @@ from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from math import inf
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, Generic
 
 from provisioner import model, reasons
@@ -44,6 +42,7 @@ from provisioner.store import (
     Transition,
     serial_of,
 )
+from provisioner.store.database import StoreConnection, batches
 from provisioner.usage import RecordedRuns, UseSum, held_milli
 from provisioner.values import T, frozen
 
@@ -64,7 +63,7 @@ def _insertion(table: str, columns: tuple[str, ...], keys: tuple[str, ...], keep
 
 
 def insert(
-    sql: sqlite3.Connection,
+    sql: StoreConnection,
     table: str,
     *rows: Mapping[str, object],
     keys: tuple[str, ...] = (),
@@ -132,7 +131,7 @@ class Table(Generic[T]):
         return attrgetter(*self.columns)
 
     def select(
-        self, sql: sqlite3.Connection, rest: str = "", values: Sequence[object] = ()
+        self, sql: StoreConnection, rest: str = "", values: Sequence[object] = ()
     ) -> Iterator[T]:
         """Yield the rows of ``SELECT ... FROM table`` with the ``rest`` of the statement as values."""
         names = ", ".join(f'"{name}"' for name in self.columns)
@@ -181,7 +180,7 @@ REQUESTS = Table(
 BEGAN = "coalesce(nullif(started_at, 0), joined_at)"
 
 
-def add_run(sql: sqlite3.Connection, run: CompletedJob) -> bool:
+def add_run(sql: StoreConnection, run: CompletedJob) -> bool:
     """Insert an ended run. Return False if it is on record, though perhaps by another offset of its queue's clock.
 
     A controller estimates the offset anew when it starts. It moves the submission and the end of a
@@ -200,7 +199,7 @@ def add_run(sql: sqlite3.Connection, run: CompletedJob) -> bool:
 
 
 def add_held(
-    sql: sqlite3.Connection, runs: Iterable[tuple[model.CompletedJob, model.DroneType | None]]
+    sql: StoreConnection, runs: Iterable[tuple[model.CompletedJob, model.DroneType | None]]
 ) -> None:
     """Record the GPUs that new runs held, as the types of their drones are now."""
     sql.executemany(
@@ -214,45 +213,42 @@ def add_held(
 
 _SINGLE = """
     SELECT drone_id, kind, use_step, vram_step, ended_at, jobs, scale * counted_s AS ran_s,
-        scale * counted_s * used_milli AS used, used_milli, peak_vram_mib, CASE WHEN jobs THEN energy_j END AS energy_j,
-        CASE WHEN jobs THEN used_cpu_s END AS used_cpu_s, jobs * asked_cpu_s AS asked_cpu_s,
-        CASE WHEN jobs THEN peak_memory_mib END AS peak_memory_mib
+        scale * counted_s * used_milli AS used, used_milli, peak_vram_mib,
+        CASE WHEN jobs = 1 THEN energy_j END AS energy_j, CASE WHEN jobs = 1 THEN used_cpu_s END AS used_cpu_s,
+        jobs * asked_cpu_s AS asked_cpu_s, CASE WHEN jobs = 1 THEN peak_memory_mib END AS peak_memory_mib
     FROM (
-        SELECT *, ended_at < :edge AS jobs,
+        SELECT *, CASE WHEN ended_at < :edge THEN 1 ELSE 0 END AS jobs,
             CASE WHEN ended_at < :edge THEN min(until_at, :until) - max(begun_at, :since)
                 ELSE begun_at - :since END AS counted_s
         FROM counted_runs WHERE until_at > :since AND (ended_at < :edge OR begun_at < :since)
-    ) WHERE """
+    ) AS counted WHERE """
 _OF_DAYS = """
     UNION ALL SELECT NULL, kind, use_step, vram_step, ended_at, jobs, ran_s, used, used_milli, peak_vram_mib, energy_j,
         used_cpu_s, asked_cpu_s, peak_memory_mib
     FROM use_days WHERE day >= :day"""
 _SUMS = """
-    SELECT {drone}, type, drone_milli, owner, vo, gpu_milli, cpus, memory_mib, vram_mib, splits, disk_mib, capability,
+    SELECT drone_id, type, drone_milli, owner, vo, gpu_milli, cpus, memory_mib, vram_mib, splits, disk_mib, capability,
         walltime_s, ended_at, jobs, ran_s, used / 1e3, used_milli, peak_vram_mib, energy_j, used_cpu_s,
         asked_cpu_s, peak_memory_mib
     FROM (
-        SELECT {drone}, kind, max(ended_at) AS ended_at, sum(jobs) AS jobs, sum(ran_s) AS ran_s, total(used) AS used,
-            max(used_milli) AS used_milli, max(peak_vram_mib) AS peak_vram_mib, sum(energy_j) AS energy_j,
-            sum(used_cpu_s) AS used_cpu_s, total(asked_cpu_s) AS asked_cpu_s, max(peak_memory_mib) AS peak_memory_mib
-        FROM ({runs}) GROUP BY {drone}, kind, use_step, vram_step
-    ) JOIN run_kinds USING (kind)"""
+        SELECT {drone} AS drone_id, kind, max(ended_at) AS ended_at, sum(jobs) AS jobs, sum(ran_s) AS ran_s,
+            coalesce(sum(used), 0.0) AS used, max(used_milli) AS used_milli, max(peak_vram_mib) AS peak_vram_mib,
+            sum(energy_j) AS energy_j, sum(used_cpu_s) AS used_cpu_s, coalesce(sum(asked_cpu_s), 0.0) AS asked_cpu_s,
+            max(peak_memory_mib) AS peak_memory_mib
+        FROM ({runs}) AS runs GROUP BY {group}kind, use_step, vram_step
+    ) AS sums JOIN run_kinds USING (kind)"""
 _HAD = f"min(coalesce(nullif(ended_at, 0), :until), :until) - max({BEGAN}, :since)"
 _LIVES = f"""
     SELECT type, sum(gpu_milli / 1e3 * max(0, {_HAD})) FROM drones
     WHERE gpu_milli > 0 AND service = '' AND {BEGAN} > 0 AND """
-_USE_OF_RUNNING = f"""
-    SELECT total(min(gpu_milli * ({_HAD}), work_milli * max(0, :until - max(begun_at, {BEGAN}, :since))) / 1e3)
-    FROM (
-        SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS begun_at,
-            json_extract(value, '$[2]') AS work_milli
-        FROM json_each(:slots)
-    ) JOIN drones USING (id) WHERE live AND gpu_milli > 0 AND {BEGAN} > 0"""
+_RUNNING_DRONES = f"""
+    SELECT id, {BEGAN}, gpu_milli * ({_HAD}) FROM drones
+    WHERE live = 1 AND gpu_milli > 0 AND {BEGAN} > 0"""
 
 MOST_UNUSED = """
     SELECT drone_id, count(*) OVER () FROM completed_jobs
     WHERE drone_id IS NOT NULL AND ended_at >= ? AND gpu_milli > 0
-    GROUP BY drone_id ORDER BY total(run_s * (gpu_milli - used_milli)) DESC LIMIT ?"""
+    GROUP BY drone_id ORDER BY coalesce(sum(run_s * (gpu_milli - used_milli)), 0.0) DESC LIMIT ?"""
 
 
 @frozen
@@ -266,7 +262,7 @@ class SlotWork:
 
 
 def read_use(
-    sql: sqlite3.Connection,
+    sql: StoreConnection,
     slots: Iterable[SlotWork],
     since: float,
     until: float,
@@ -287,44 +283,57 @@ def read_use(
     (longest_s,) = sql.execute(
         "SELECT coalesce(max(longest_s), 0) FROM use_days WHERE day >= ?", (day,)
     ).fetchone()
-    work = [
-        (slot.drone_id, slot.begun_at, slot.work_gpu_milli)
-        for slot in (slots if running else ())
-        if slot.begun_at
-    ]
-    values = {
-        "since": since,
-        "until": until,
-        "day": day,
-        "edge": day * DAY_S,
-        "slots": json.dumps(work),
-    }
-    values |= {"last": max(day * DAY_S, since + longest_s), "of": json.dumps([*(of or ())])}
+    values: dict[str, object] = {"since": since, "until": until, "day": day}
+    values |= {"edge": day * DAY_S, "last": max(day * DAY_S, since + longest_s)}
     lives = ["live = 1", "live = 0 AND ended_at >= :since"]  # two ranges of one index
     single = "ended_at >= :since AND ended_at < :last"
     if of is not None:
-        chosen = "IN (SELECT value FROM json_each(:of))"
-        lives = [f"id {chosen}"]
-        single = f"ended_at >= :since AND drone_id {chosen}"
         by_drone = True
     if by_drone:
         values |= {"edge": inf, "last": inf}
-    runs = f"{_SINGLE}{single}{'' if by_drone else _OF_DAYS}"
-    sums = _SUMS.format(drone="drone_id" if by_drone else "NULL", runs=runs)
+    drone, group = ("drone_id", "drone_id, ") if by_drone else ("NULL", "")
+    sums = list[UseSum]()
     had_s = Counter[TypeKey]()
-    for each in lives:
-        had_s.update(dict(sql.execute(f"{_LIVES}{each} GROUP BY type", values)))
-    (running_s,) = sql.execute(_USE_OF_RUNNING, values).fetchone() if running else (0.0,)
-    return RecordedRuns([UseSum._make(row) for row in sql.execute(sums, values)], had_s, running_s)
+    for some in [None] if of is None else batches([*of]):
+        if some is not None:
+            named = {f"of{n}": drone_id for n, drone_id in enumerate(some)}
+            chosen = f"IN ({', '.join(f':{name}' for name in named)})"
+            lives = [f"id {chosen}"]
+            single = f"ended_at >= :since AND drone_id {chosen}"
+            values |= named
+        for each in lives:
+            had_s.update(dict(sql.execute(f"{_LIVES}{each} GROUP BY type", values)))
+        runs = f"{_SINGLE}{single}{'' if by_drone else _OF_DAYS}"
+        query = _SUMS.format(drone=drone, group=group, runs=runs)
+        sums += [UseSum._make(row) for row in sql.execute(query, values)]
+    running_s = _use_of_running(sql, slots, since, until) if running else 0.0
+    return RecordedRuns(sums, had_s, running_s)
 
 
-def start_delays(sql: sqlite3.Connection, since: float) -> list[tuple[TypeKey, float, float]]:
+def _use_of_running(
+    sql: StoreConnection, slots: Iterable[SlotWork], since: float, until: float
+) -> float:
+    """Return the GPU-seconds that jobs in slots hold, each at most what its drone had."""
+    rows = sql.execute(_RUNNING_DRONES, {"since": since, "until": until})
+    known = {drone_id: (began, had) for drone_id, began, had in rows}
+    held_s = 0.0
+    for slot in slots:
+        if slot.begun_at and slot.drone_id in known:
+            began, had = known[slot.drone_id]
+            ran_s = max(0.0, until - max(slot.begun_at, began, since))
+            held_s += min(had, slot.work_gpu_milli * ran_s) / 1e3
+    return held_s
+
+
+def start_delays(sql: StoreConnection, since: float) -> list[tuple[TypeKey, float, float]]:
     """Return type, queue time and boot time of the drones that joined after ``since``, the newest last."""
     joined = "FROM drones WHERE joined_at > ? AND started_at > 0"
     newest = f"type, started_at - requested_at, joined_at - started_at, joined_at, id {joined}"
     # two ranges of one index
     rows = f"SELECT {newest} AND live = 1 UNION ALL SELECT {newest} AND live = 0 AND ended_at > ?"
-    limited = f"SELECT * FROM ({rows}) ORDER BY joined_at DESC, id DESC LIMIT {MAX_DELAYS}"
+    limited = (
+        f"SELECT * FROM ({rows}) AS joined ORDER BY joined_at DESC, id DESC LIMIT {MAX_DELAYS}"
+    )
     return [tuple(row[:3]) for row in sql.execute(limited, (since, since, since))][::-1]
 
 
@@ -339,22 +348,22 @@ def drone_row(drone: Drone) -> dict[str, object]:
     )
 
 
-def live_drones(sql: sqlite3.Connection) -> dict[DroneId, Drone]:
+def live_drones(sql: StoreConnection) -> dict[DroneId, Drone]:
     rows = DRONES.select(sql, "WHERE live = 1 ORDER BY requested_at, serial, id")
     return {drone.id: drone for drone in rows}
 
 
-def waiting_requests(sql: sqlite3.Connection) -> tuple[OperatorRequest, ...]:
+def waiting_requests(sql: StoreConnection) -> tuple[OperatorRequest, ...]:
     """Return the requests that no plan has taken up, oldest first."""
     return tuple(REQUESTS.select(sql, "WHERE done_tick IS NULL ORDER BY id"))
 
 
-def read_meta(sql: sqlite3.Connection) -> dict[str, str]:
+def read_meta(sql: StoreConnection) -> dict[str, str]:
     """Return the keys and values of the store itself."""
     return dict(sql.execute("SELECT key, value FROM meta").fetchall())
 
 
-def write_meta(sql: sqlite3.Connection, **values: str) -> None:
+def write_meta(sql: StoreConnection, **values: str) -> None:
     insert(
         sql, "meta", *({"key": key, "value": value} for key, value in values.items()), keys=("key",)
     )
@@ -369,7 +378,7 @@ def moment_of(at: float, drift_s: float) -> str:
     return f"{boot_id()} {time.monotonic() - ago_s!r}" if abs(ago_s) <= MOMENT_MAX_S else ""
 
 
-def controller_now(sql: sqlite3.Connection) -> float:
+def controller_now(sql: StoreConnection) -> float:
     """Return the time on the controller's clock, to which all times on record belong.
 
     It is the wall clock, less its lead at the newest tick. Where the monotonic clock contradicts
@@ -386,13 +395,13 @@ def controller_now(sql: sqlite3.Connection) -> float:
     return went_on if abs(went_on - by_wall) > CLOCK_STEP_S else by_wall
 
 
-def read_breakers(sql: sqlite3.Connection) -> dict[Scope, Breaker]:
+def read_breakers(sql: StoreConnection) -> dict[Scope, Breaker]:
     """Return the circuit breakers by scope."""
     rows = sql.execute("SELECT scope, body FROM breakers ORDER BY scope")
     return {Scope.parse(scope): unpack(Breaker, body) for scope, body in rows}
 
 
-def read_newest_plan(sql: sqlite3.Connection) -> Plan:
+def read_newest_plan(sql: StoreConnection) -> Plan:
     """Return the newest plan; an empty one if there is none, or it cannot be decoded."""
     row = sql.execute("SELECT body FROM plans ORDER BY seq DESC LIMIT 1").fetchone()
     try:
@@ -401,7 +410,7 @@ def read_newest_plan(sql: sqlite3.Connection) -> Plan:
         return Plan(0, 0.0)
 
 
-def read_estimates(sql: sqlite3.Connection, path: Path) -> EstimateSamples | None:
+def read_estimates(sql: StoreConnection, path: object) -> EstimateSamples | None:
     """Return the recorded samples; None if there are none. Raises :class:`EstimatesUnreadableError`."""
     row = sql.execute("SELECT body FROM estimates").fetchone()
     try:

@@ -15,7 +15,6 @@ What classes refuse is shared by many of them, and seldom changes while their nu
 
 from __future__ import annotations
 
-import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +36,7 @@ from provisioner.model import (
     Snapshot,
 )
 from provisioner.store import Views
+from provisioner.store.database import StoreConnection
 from provisioner.store.tables import SlotWork, insert, pack, read_meta, unpack
 from provisioner.values import all_but, define, factory
 
@@ -73,8 +73,9 @@ _ROWS = """
 _UNUSED = """
     SELECT cycle FROM (
         SELECT cycle, lead(cycle) OVER (PARTITION BY name ORDER BY cycle) AS next
-        FROM (SELECT DISTINCT name, cycle FROM view_log)
-    ) WHERE next IS NOT NULL AND NOT EXISTS (SELECT 1 FROM snapshots WHERE parts >= cycle AND parts < next)"""
+        FROM (SELECT DISTINCT name, cycle FROM view_log) AS cycles
+    ) AS following
+    WHERE next IS NOT NULL AND NOT EXISTS (SELECT 1 FROM snapshots WHERE parts >= cycle AND parts < next)"""
 
 Parts = Mapping[str, Mapping[Any, Any]]
 _SERVICES = "/services"
@@ -108,7 +109,7 @@ class ViewLog:
     def __init__(self) -> None:
         self._parts: dict[str, _RecordedPart] = {}
 
-    def write(self, sql: sqlite3.Connection, parts: Parts) -> int:
+    def write(self, sql: StoreConnection, parts: Parts) -> int:
         """Write the changes of parts; others stay as they are. Return the number of the newest row."""
         (seq,) = sql.execute("SELECT coalesce(max(seq), 0) FROM view_log").fetchone()
         whole_entries = 0
@@ -165,7 +166,7 @@ def _kind(name: str) -> Any:
     return tuple[dict[str, entry | None], tuple[str, ...]]  # type: ignore[valid-type]
 
 
-def delete_unused(sql: sqlite3.Connection) -> None:
+def delete_unused(sql: StoreConnection) -> None:
     """Delete the cycles from which neither the newest views nor a kept snapshot is read."""
     sql.execute(f"DELETE FROM view_log WHERE cycle IN ({_UNUSED})")
 
@@ -221,7 +222,7 @@ def _by_key(values: Sequence[Any], name: str) -> dict[str, Any]:
     return found if len(found) == len(values) else {str(n): each for n, each in enumerate(values)}
 
 
-def write_snapshot(sql: sqlite3.Connection, snapshot: Snapshot, row: int, kept: int) -> None:
+def write_snapshot(sql: StoreConnection, snapshot: Snapshot, row: int, kept: int) -> None:
     """Write the rest of a snapshot whose parts are those as of a row of the log, and keep the newest snapshots."""
     rest = replace(
         snapshot,
@@ -240,7 +241,7 @@ def write_snapshot(sql: sqlite3.Connection, snapshot: Snapshot, row: int, kept: 
     sql.execute(f"DELETE FROM snapshots WHERE tick NOT IN ({newest})", (kept,))
 
 
-def read_snapshot(sql: sqlite3.Connection, tick: int) -> Snapshot | None:
+def read_snapshot(sql: StoreConnection, tick: int) -> Snapshot | None:
     """Return the snapshot of a tick, as long as it is kept."""
     found = sql.execute("SELECT body, parts FROM snapshots WHERE tick = ?", (tick,)).fetchone()
     if found is None:
@@ -252,7 +253,7 @@ def read_snapshot(sql: sqlite3.Connection, tick: int) -> Snapshot | None:
     return replace(rest, drones=read_part(sql, "drones", row), **read_parts(sql, row))
 
 
-def read_part(sql: sqlite3.Connection, name: str, row: int = NEWEST) -> dict[Any, Any]:
+def read_part(sql: StoreConnection, name: str, row: int = NEWEST) -> dict[Any, Any]:
     """Return the entries of a part as of a row of the log."""
     entries = dict[Any, Any]()
     for (body,) in sql.execute(f"SELECT body {_ROWS}", (name, row)):
@@ -270,7 +271,7 @@ def read_part(sql: sqlite3.Connection, name: str, row: int = NEWEST) -> dict[Any
     return entries
 
 
-def slot_work(sql: sqlite3.Connection, of: model.DroneId | None = None) -> Iterator[SlotWork]:
+def slot_work(sql: StoreConnection, of: model.DroneId | None = None) -> Iterator[SlotWork]:
     """Yield the work in the slots of the newest views, a batch at a time; ``of`` one drone or few beside it.
 
     100,000 slots take 0.4 s; all of them as JSON values would take 1.3 s and 200 MiB.
@@ -286,7 +287,7 @@ def slot_work(sql: sqlite3.Connection, of: model.DroneId | None = None) -> Itera
 
 
 def with_refusals(
-    sql: sqlite3.Connection, classes: Iterable[JobClass], row: int = NEWEST
+    sql: StoreConnection, classes: Iterable[JobClass], row: int = NEWEST
 ) -> tuple[JobClass, ...]:
     """Return job classes with the types that they refuse, as of a row of the log."""
     refusing, refusals = (read_part(sql, name, row) for name in ("refusing", "refusals"))
@@ -296,7 +297,7 @@ def with_refusals(
     )
 
 
-def _read_overlay(sql: sqlite3.Connection, row: int, bulk: bool) -> PolledOverlay:
+def _read_overlay(sql: StoreConnection, row: int, bulk: bool) -> PolledOverlay:
     overlay: PolledOverlay = read_part(sql, "overlay", row)[""]
     if overlay.view is None:
         return overlay
@@ -312,7 +313,7 @@ def _read_overlay(sql: sqlite3.Connection, row: int, bulk: bool) -> PolledOverla
     return replace(overlay, view=view)
 
 
-def _read_services(sql: sqlite3.Connection, row: int) -> model.PolledServices:
+def _read_services(sql: StoreConnection, row: int) -> model.PolledServices:
     services: model.PolledServices = read_part(sql, "services", row).get("", model.PolledServices())
     if services.view is None:
         return services
@@ -321,7 +322,7 @@ def _read_services(sql: sqlite3.Connection, row: int) -> model.PolledServices:
     return replace(services, view=replace(services.view, taken_at=taken_at, slots=slots))
 
 
-def _read_sites(sql: sqlite3.Connection, row: int, bulk: bool) -> dict[str, PolledSite]:
+def _read_sites(sql: StoreConnection, row: int, bulk: bool) -> dict[str, PolledSite]:
     sites: dict[str, PolledSite] = read_part(sql, "sites", row)
     taken_at = read_part(sql, "taken_at", row)
     for name, polled in sites.items():
@@ -332,7 +333,7 @@ def _read_sites(sql: sqlite3.Connection, row: int, bulk: bool) -> dict[str, Poll
     return sites
 
 
-def read_parts(sql: sqlite3.Connection, row: int = NEWEST, *, bulk: bool = True) -> dict[str, Any]:
+def read_parts(sql: StoreConnection, row: int = NEWEST, *, bulk: bool = True) -> dict[str, Any]:
     """Return the fields that views and snapshots have in common, as of a row of the log.
 
     Without ``bulk`` slots, completions, listed drones and the types that classes refuse are left
@@ -350,7 +351,7 @@ def read_parts(sql: sqlite3.Connection, row: int = NEWEST, *, bulk: bool = True)
     }
 
 
-def read_views(sql: sqlite3.Connection) -> Views | None:
+def read_views(sql: StoreConnection) -> Views | None:
     """Return the newest views, of which :func:`read_parts` leaves out the bulk; None in a new store."""
     if not read_part(sql, "policy"):
         return None

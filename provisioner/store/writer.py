@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sqlite3
 import zlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from provisioner import store
@@ -19,6 +16,7 @@ from provisioner.estimates import EstimateSamples
 from provisioner.model import (
     Breaker,
     CompletedJob,
+    Drone,
     DroneId,
     DroneState,
     JobClass,
@@ -32,7 +30,14 @@ from provisioner.model import (
 )
 from provisioner.serialization import to_json
 from provisioner.store import ledger, lock, measures, observations, series, tables, view_log
-from provisioner.store.file import open_store, unrecordable, unusable
+from provisioner.store.database import (
+    BATCH_ROWS,
+    Place,
+    StoreConnection,
+    batches,
+    database_of,
+    marks,
+)
 from provisioner.store.reader import Reader
 from provisioner.store.tables import insert, write_meta
 from provisioner.store.view_log import ViewLog
@@ -41,8 +46,6 @@ from provisioner.usage import RecordedRuns
 P = ParamSpec("P")
 T = TypeVar("T")
 
-BATCH_ROWS = 500
-"""Rows deleted, or queried, in one statement."""
 BATCHES_PER_PRUNING = 10
 """Batches of one kind in one pruning: a tick waits for it, and the rest is left to the next tick."""
 MAX_EVENTS = 100_000
@@ -61,7 +64,7 @@ def _on_worker(
 
 
 class SqlStore(store.Store):
-    """:class:`provisioner.store.Store` in a SQLite file.
+    """:class:`provisioner.store.Store` in a SQLite file, or in a schema of a PostgreSQL server.
 
     ``keep_s``: retention of ended drones, plans and events. ``snapshots``: number of full snapshots
     of acting ticks that are kept. ``series_s``: retention of time series. ``ledger_s``: that of
@@ -73,7 +76,7 @@ class SqlStore(store.Store):
 
     def __init__(
         self,
-        path: Path,
+        path: Place,
         controller: str,
         keep_s: float,
         snapshots: int,
@@ -94,9 +97,9 @@ class SqlStore(store.Store):
         self._ledger_s = ledger_s
         self._threaded = threaded
         self._shadow = shadow
-        self._lock = lock.StoreLock(path)
+        self._database = database_of(path)
         self._worker: ThreadPoolExecutor | None = None
-        self._sql: sqlite3.Connection | None = None
+        self._sql: StoreConnection | None = None
         self._claim = ""
         self._state = None
         self._newest_plan = Plan(0, 0.0)
@@ -129,7 +132,7 @@ class SqlStore(store.Store):
         if self._worker is not None:
             self._worker.shutdown()
             self._worker = None
-        self._lock.release()
+        self._database.release()
 
     @_on_worker
     def record(self, plan: Plan, snapshot: Snapshot) -> None:
@@ -195,9 +198,7 @@ class SqlStore(store.Store):
             self._write_state(sql, state, **moved)
         self._state = state
 
-    def _write_state(
-        self, sql: sqlite3.Connection, state: store.CommittedState, **more: str
-    ) -> None:
+    def _write_state(self, sql: StoreConnection, state: store.CommittedState, **more: str) -> None:
         write_meta(
             sql,
             tick=str(state.tick),
@@ -207,7 +208,7 @@ class SqlStore(store.Store):
             **more,
         )
 
-    def _write_change(self, sql: sqlite3.Connection, change: store.RecordChange) -> None:
+    def _write_change(self, sql: StoreConnection, change: store.RecordChange) -> None:
         live = self.committed.drones
         changed = [
             drone for drone_id, drone in change.drones.items() if drone != live.get(drone_id)
@@ -227,7 +228,7 @@ class SqlStore(store.Store):
         insert(sql, "breakers", *kept, keys=("scope",))
         series.add_counts(sql, measures.counts_of_change(change, live, self.committed.breakers))
 
-    def _write_plan(self, sql: sqlite3.Connection, plan: Plan) -> None:
+    def _write_plan(self, sql: StoreConnection, plan: Plan) -> None:
         """Write a plan, unless it does nothing and equals the one before but for its tick and time."""
         before = self._newest_plan
         if (
@@ -241,7 +242,7 @@ class SqlStore(store.Store):
         times = {"tick": plan.tick, "at": plan.at, "last_tick": plan.tick, "last_at": plan.at}
         insert(sql, "plans", {**times, "acting": plan.acts, "body": tables.pack(plan)})
 
-    def _write_past_classes(self, sql: sqlite3.Connection, view: OverlayView | None) -> None:
+    def _write_past_classes(self, sql: StoreConnection, view: OverlayView | None) -> None:
         """Write the classes that have left the queue since the tick before, or of which no job waits any more."""
         present = {job.id: job for job in (view.classes if view is not None else ())}
         past = []
@@ -256,8 +257,9 @@ class SqlStore(store.Store):
             reason = to_json(given[0]) if given and job.idle else None
             rows.append((job.id, self.committed.recorded_at, tables.pack(job), reason))
         sql.executemany(
-            "INSERT INTO past_classes (id, seen_at, job, reason) VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE"
-            " SET seen_at = excluded.seen_at, job = excluded.job, reason = coalesce(excluded.reason, reason)",
+            "INSERT INTO past_classes (id, seen_at, job, reason) VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE"
+            " SET seen_at = excluded.seen_at, job = excluded.job,"
+            " reason = coalesce(excluded.reason, past_classes.reason)",
             rows,
         )
 
@@ -285,11 +287,10 @@ class SqlStore(store.Store):
         kinds = {kind.key: kind for kind in (self._newest.types if self._newest else ())}
         with self._transaction() as sql:
             new = [run for run in completions if tables.add_run(sql, run)]
-            ids = json.dumps([run.drone_id for run in new])
-            found = tables.DRONES.select(
-                sql, "WHERE id IN (SELECT value FROM json_each(?))", (ids,)
-            )
-            drones = {str(drone.id): drone for drone in found}
+            drones = dict[str, Drone]()
+            for some in batches([run.drone_id for run in new]):
+                found = tables.DRONES.select(sql, f"WHERE id IN ({marks(some)})", some)
+                drones |= {str(drone.id): drone for drone in found}
             known = [(run, drones[run.drone_id]) for run in new if run.drone_id in drones]
             tables.add_held(sql, [(run, kinds.get(of.type)) for run, of in known])
             series.add_counts(
@@ -318,7 +319,7 @@ class SqlStore(store.Store):
             # this takes a while: operators may write meanwhile
             body = tables.pack_estimates(samples)
         except ValueError as error:
-            raise unrecordable(self.path, error) from error
+            raise self._database.unrecordable(error) from error
         with self._transaction() as sql:
             insert(sql, "estimates", {"id": 1, "at": samples.at, "body": body}, keys=("id",))
             sql.executemany(
@@ -334,11 +335,9 @@ class SqlStore(store.Store):
     def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
         found: dict[DroneId, DroneState] = {}
         with self._transaction() as sql:
-            for start in range(0, len(drone_ids), BATCH_ROWS):
-                some = drone_ids[start : start + BATCH_ROWS]
-                marks = ", ".join("?" * len(some))
+            for some in batches(drone_ids):
                 rows = sql.execute(
-                    f"SELECT id, state FROM drones WHERE live = 0 AND id IN ({marks})", some
+                    f"SELECT id, state FROM drones WHERE live = 0 AND id IN ({marks(some)})", some
                 )
                 found |= {DroneId(drone_id): DroneState(state) for drone_id, state in rows}
         return found
@@ -390,30 +389,25 @@ class SqlStore(store.Store):
             f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {old} LIMIT ?)"
         )
         with self._transaction() as sql:
-            return sql.execute(batch, (*values, BATCH_ROWS)).rowcount >= BATCH_ROWS
+            deleted: int = sql.execute(batch, (*values, BATCH_ROWS)).rowcount
+            return deleted >= BATCH_ROWS
 
     def _open(self) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise store.StoreError(
-                f"store {self.path}: cannot create its directory: {error}"
-            ) from error
-        holder = self._lock.take()
-        path = Path(os.path.realpath(self.path))  # the lock's file and SQLite's own lie beside it
-        self._sql = open_store(path, self._controller, self._new_birth, shadow=self._shadow)
+        self._sql, claim = self._database.hold(
+            self._controller, self._new_birth, shadow=self._shadow
+        )
         if self._shadow:
-            self._sql.executescript(observations.SCHEMA)
+            self._database.run_script(self._sql, observations.SCHEMA)
         self._newest = None
         self._services = None
         self._view_log = ViewLog()
-        self._claim = lock.claim_of(holder, path)
-        with self._transaction(claims=True) as sql:
+        claims = not self._claim
+        self._claim = self._claim or claim
+        with self._transaction(claims=claims) as sql:
             meta = tables.read_meta(sql)
-            claimed, other = lock.read_claim(meta.get(lock.HOLDER, ""))
-            if claimed == lock.file_id(path) and other.pid != os.getpid() and lock.is_alive(other):
-                raise lock.held(path, other)  # somebody removed its lock file
-            write_meta(sql, **{lock.HOLDER: self._claim})
+            if claims:
+                self._database.refuse_claim(meta.get(lock.HOLDER, ""))
+                write_meta(sql, **{lock.HOLDER: self._claim})
             newest = self._newest_plan = tables.read_newest_plan(sql)
             views = view_log.read_views(sql)
             if views is not None and views.overlay.view is not None:
@@ -436,12 +430,13 @@ class SqlStore(store.Store):
         """Withdraw the claim, so that other processes may open the store while this one lives on."""
         connection = self._opened
         # whoever writes for longer must not hold up the end
-        connection.execute("PRAGMA busy_timeout = 1000")
+        self._database.limit_wait(connection, 1.0)
         try:
             with suppress(store.StoreError), self._transaction() as sql:
                 sql.execute("DELETE FROM meta WHERE key = ?", (lock.HOLDER,))
         finally:
             self._sql = None
+            self._claim = ""
             connection.close()
 
     async def _run(self, work: Callable[[], T]) -> T:
@@ -460,12 +455,29 @@ class SqlStore(store.Store):
             raise
 
     @property
-    def _opened(self) -> sqlite3.Connection:
+    def _opened(self) -> StoreConnection:
         if self._sql is None:
             raise store.StoreError(f"store {self.path} is not open")
         return self._sql
 
-    def _prove_holder(self, sql: sqlite3.Connection) -> None:
+    def _connected(self) -> StoreConnection:
+        """Return the connection: a new one where the server has closed it.
+
+        Raises :class:`StoreError` where that fails, or the record is not what this controller knows: a commit of
+        which it got no reply. Then the next tick plans anew.
+        """
+        sql = self._opened
+        if self._database.is_lost(sql):
+            known = self._state
+            self._open()
+            if self._state != known:
+                raise store.StoreError(
+                    f"store {self.path}: the connection was lost during a commit that the server carried out: "
+                    "the next tick recomputes the plan from the record"
+                )
+        return self._opened
+
+    def _prove_holder(self, sql: StoreConnection) -> None:
         """Raise :class:`StoreHeldError` unless this controller holds the store, in the transaction of ``sql``."""
         row = sql.execute("SELECT value FROM meta WHERE key = ?", (lock.HOLDER,)).fetchone()
         if row is None or row[0] != self._claim:
@@ -473,16 +485,16 @@ class SqlStore(store.Store):
             raise lock.taken_over(self.path, holder)
 
     @contextmanager
-    def _transaction(self, *, claims: bool = False) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, *, claims: bool = False) -> Iterator[StoreConnection]:
         """Yield the connection in a transaction: all or nothing, and durable at its end.
 
         It has the right to write from its first statement on: it cannot fail by a late lock
         upgrade. Raises :class:`StoreHeldError` if another controller claimed the store, whose lock
         file was removed or goes by another name; not if this one ``claims`` it now.
         """
-        sql = self._opened
+        sql = self._connected()
         try:
-            sql.execute("BEGIN IMMEDIATE")
+            self._database.begin(sql)
             try:
                 if not claims:
                     self._prove_holder(sql)
@@ -490,10 +502,10 @@ class SqlStore(store.Store):
                 sql.execute("COMMIT")
             except BaseException:
                 if sql.in_transaction:
-                    with suppress(sqlite3.Error):
+                    with suppress(self._database.errors):
                         sql.execute("ROLLBACK")
                 raise
-        except sqlite3.Error as error:
-            raise unusable(self.path, error) from error
+        except self._database.errors as error:
+            raise self._database.unusable(error) from error
         except (ValueError, OverflowError) as error:
-            raise unrecordable(self.path, error) from error
+            raise self._database.unrecordable(error) from error

@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from functools import partial
-from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -18,6 +17,7 @@ from weakref import WeakValueDictionary
 from provisioner.answers.errors import VerbError
 from provisioner.model import Slot, Snapshot
 from provisioner.store import Views
+from provisioner.store.database import Place
 from provisioner.store.reader import Reader, RecordPosition
 
 READ_THREADS = 2
@@ -75,7 +75,7 @@ CALLER_KEY: ContextVar[Hashable] = ContextVar("caller_key", default=None)
 class SharedReader(Reader):
     """A reader that decodes the bulk of the record once for all answers: nobody may change what it returns."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         super().__init__(path)
         self._kept: dict[object, tuple[RecordPosition, Any]] = {}
         self._locks: defaultdict[object, Lock] = defaultdict(Lock)

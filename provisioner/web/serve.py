@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from provisioner.config.models import WebSection, WebTlsSection
+    from provisioner.store.database import Place
     from provisioner.web.server import WebService
 
 log = structlog.get_logger()
@@ -30,16 +31,19 @@ CLIENTS_WAIT_S = 5.0
 SERVICE_GARBAGE = 100_000
 """Values left behind before they are looked through: `/class/1` with 100,000 drones takes 6.5 s instead of 7.8."""
 SOCKET_NAME = "web.sock"
+RUN_DIRECTORY = Path("/run/provisioner-web")
+"""Directory of the socket where the record is on a server."""
 
 
-async def serve_record(store: Path, section: WebSection) -> None:
+async def serve_record(store: Place, section: WebSection) -> None:
     """Serve a record until SIGTERM or SIGINT."""
     from provisioner.web.record import SharedReader
     from provisioner.web.server import WebService
 
     gc.set_threshold(SERVICE_GARBAGE)
     service = WebService(SharedReader(store), section)
-    await _serve(service, section.socket or store.parent / SOCKET_NAME)
+    beside = store.parent if isinstance(store, Path) else RUN_DIRECTORY
+    await _serve(service, section.socket or beside / SOCKET_NAME)
 
 
 async def _serve(service: WebService, path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -20,7 +22,7 @@ from provisioner.estimates import (
 )
 from provisioner.reasons import JobsWaiting, NothingFits, Reason, SeenInPool
 from provisioner.store import Store
-from provisioner.store.lock import StoreLock
+from provisioner.store.database import Database, Place, StoreConnection, database_of
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 
@@ -61,8 +63,20 @@ KNOWN = EstimateSamples(
 )
 
 
-def store_at(file: Path, controller: str = CONTROLLER, *, threaded: bool = True) -> SqlStore:
+def store_at(file: Place, controller: str = CONTROLLER, *, threaded: bool = True) -> SqlStore:
     return SqlStore(file, controller, KEEP_S, SNAPSHOTS, threaded)
+
+
+@contextmanager
+def rows(place: Place) -> Iterator[StoreConnection]:
+    """Yield a connection to a record, and commit what was written with it."""
+    database = database_of(place)
+    sql = database.reading(write=True)
+    try:
+        yield sql
+        sql.execute("COMMIT")
+    finally:
+        database.done(sql)
 
 
 class TemporaryStore(SqlStore):
@@ -82,7 +96,7 @@ class TemporaryStore(SqlStore):
         )
         self._open()
         self._opened.execute("PRAGMA synchronous = OFF")
-        weakref.finalize(self, _discard, directory, self._lock)
+        weakref.finalize(self, _discard, directory, self._database)
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,8 +108,8 @@ class TemporaryStore(SqlStore):
         return Reader(self.path)
 
 
-def _discard(directory: str, lock: StoreLock) -> None:
-    lock.release()
+def _discard(directory: str, database: Database) -> None:
+    database.release()
     shutil.rmtree(directory, ignore_errors=True)
 
 

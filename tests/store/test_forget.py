@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from provisioner.store.database import Place
 from provisioner.store.measures import MetricKey
 from provisioner.store.reader import Reader
-from tests.store.story import A100, drone, record, starts, store_at
-from tests.store.test_prune import rows
+from tests.store.story import A100, drone, record, rows, starts, store_at
 
 KNOWN = MetricKey.of_type("provisioner_drones_ended_total", A100.key, outcome="done")
 GONE = MetricKey.of_type("provisioner_drones_ended_total", "topas/k80", outcome="done")
@@ -15,8 +13,8 @@ GONE_SITE = MetricKey.of("provisioner_faults_total", scope="closed", kind="denie
 POOL = MetricKey.of("provisioner_faults_total", scope="overlay", kind="denied")
 
 
-async def test_what_is_not_configured_is_forgotten_and_the_rest_kept(file: Path) -> None:
-    async with store_at(file, threaded=False) as store:
+async def test_what_is_not_configured_is_forgotten_and_the_rest_kept(place: Place) -> None:
+    async with store_at(place, threaded=False) as store:
         store.count(dict.fromkeys((KNOWN, GONE, GONE_SITE, POOL), 1.0))
         await record(store, starts(1, drone(1)))
         await store.record_sample(100.0, {GONE: 1.0, KNOWN: 1.0})
@@ -24,9 +22,9 @@ async def test_what_is_not_configured_is_forgotten_and_the_rest_kept(file: Path)
         for _ in range(20):
             if not await store.prune(1e9):
                 break
-        counters = Reader(file).counters()
+        counters = Reader(place).counters()
         assert KNOWN in counters and POOL in counters
         assert GONE not in counters and GONE_SITE not in counters
-        with rows(file) as sql:
+        with rows(place) as sql:
             labels = [text for (text,) in sql.execute("SELECT labels FROM series")]
         assert not any("k80" in text for text in labels) and any("a100" in text for text in labels)

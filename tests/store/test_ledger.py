@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import calendar
 import random
-import sqlite3
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +14,10 @@ from provisioner.accounting.entries import SECONDS_A_DAY, Account, Outcome
 from provisioner.reasons import JobsWaiting
 from provisioner.serialization import to_json
 from provisioner.store import ledger, tables
-from provisioner.store.file import connect, migrate
+from provisioner.store.database import Place, StoreConnection, database_of
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
-from tests.store.story import KEEP_S, drone, record, starts, store_at
+from tests.store.story import KEEP_S, drone, record, rows, starts, store_at
 
 S = m.DroneState
 HOUR = 3600.0
@@ -37,7 +35,7 @@ KEEP_DAYS = 20
 class Months:
     """A record that lives through random days, by a generator of its own."""
 
-    sql: sqlite3.Connection
+    sql: StoreConnection
     dice: random.Random
     now: float = 20_000.0 * SECONDS_A_DAY
     live: dict[str, m.Drone] = field(default_factory=dict)
@@ -165,8 +163,10 @@ class Months:
         self.book()
 
 
-def sums(sql: sqlite3.Connection, where: str) -> int:
-    return int(sql.execute(f"SELECT total(held) FROM ledger_days WHERE {where}").fetchone()[0])
+def sums(sql: StoreConnection, where: str) -> int:
+    return int(
+        sql.execute(f"SELECT coalesce(sum(held), 0) FROM ledger_days WHERE {where}").fetchone()[0]
+    )
 
 
 LIVES = f"account = '{Account.LIFE}'"
@@ -177,13 +177,10 @@ RUNS = f"account NOT IN ({', '.join(repr(each.value) for each in ACCOUNTS)})"
 @pytest.mark.parametrize(
     ("seed", "months"), [(1, 8), (2, 8), pytest.param(3, 1000, marks=pytest.mark.slow)]
 )
-def test_the_double_entry_balances_to_the_millisecond(
-    tmp_path: Path, seed: int, months: int
-) -> None:
-    sql = connect(tmp_path / "ledger.db")
-    sql.execute("PRAGMA synchronous = OFF")
-    migrate(sql)
-    sql.execute("BEGIN")
+def test_the_double_entry_balances_to_the_millisecond(place: Place, seed: int, months: int) -> None:
+    database = database_of(place)
+    sql, _ = database.hold("kit", None)
+    database.begin(sql)
     world = Months(sql, random.Random(seed))
     for _ in range(months * 30):
         world.day()
@@ -199,8 +196,8 @@ def test_the_double_entry_balances_to_the_millisecond(
     found = sql.execute("SELECT sum(runs), sum(energy_j) FROM ledger_days").fetchone()
     assert found == (world.runs, world.energy_j), "each run once, though many came late"
     assert len(world.settled) >= months * 30 - 8
-    for day, rows in world.settled.items():
-        assert world.rows_of(day) == rows, "a settled day never changes"
+    for day, settled in world.settled.items():
+        assert world.rows_of(day) == settled, "a settled day never changes"
 
 
 @pytest.mark.parametrize(
@@ -222,25 +219,25 @@ def test_the_outcome_says_who_ended_a_run(
     assert ledger.outcome_of(run, replace(drone(1), **of_drone)) is outcome
 
 
-def test_a_settled_day_is_refused_by_the_database(tmp_path: Path) -> None:
-    sql = connect(tmp_path / "ledger.db")
-    migrate(sql)
+def test_a_settled_day_is_refused_by_the_database(place: Place) -> None:
+    database = database_of(place)
+    sql, _ = database.hold("kit", None)
     tables.write_meta(sql, ledger_open="100")
     sql.execute("INSERT INTO ledger_days VALUES (100, 1, 'idle', 0, 1, 0, 0, 0, 0, 0)")
-    with pytest.raises(sqlite3.IntegrityError, match="settled day"):
+    with pytest.raises(database.errors, match="settled day"):
         sql.execute("INSERT INTO ledger_days VALUES (99, 1, 'idle', 0, 1, 0, 0, 0, 0, 0)")
     tables.write_meta(sql, ledger_open="101")
-    with pytest.raises(sqlite3.IntegrityError, match="settled day"):
+    with pytest.raises(database.errors, match="settled day"):
         sql.execute("UPDATE ledger_days SET held = 2 WHERE day = 100")
 
 
-async def test_the_store_books_when_it_prunes_and_keeps_drones_until_then(file: Path) -> None:
+async def test_the_store_books_when_it_prunes_and_keeps_drones_until_then(place: Place) -> None:
     one = drone(1, S.IDLE, at=100.0, started_at=100.0, joined_at=160.0)
     ended = replace(one, state=S.DONE, since=5000.0, ended_at=5000.0)
     run = m.CompletedJob(
         "s#1.0", 4000.0, 100.0, 3000.0, 1000, 1, 100, owner="ann", vo="cms", drone_id=one.id
     )
-    async with store_at(file, threaded=False) as store:
+    async with store_at(place, threaded=False) as store:
         await record(store, starts(1, one))
         await store.record_completed([run])
         moves = (
@@ -248,9 +245,10 @@ async def test_the_store_books_when_it_prunes_and_keeps_drones_until_then(file: 
         )
         await store.record_results(1, moves, ())
         await store.prune(5000.0 + KEEP_S)
-    sql = sqlite3.connect(file)
-    rows = sql.execute("SELECT account, runs, held FROM ledger_days ORDER BY account").fetchall()
-    assert rows == [
+    with rows(place) as sql:
+        query = "SELECT account, runs, held FROM ledger_days ORDER BY account"
+        found = sql.execute(query).fetchall()
+    assert found == [
         ("boot", 0, 60_000),
         ("completed", 1, 3_000_000),
         ("idle", 0, 1_840_000),
@@ -265,7 +263,7 @@ async def book_all(store: SqlStore, now: float) -> None:
 
 @pytest.mark.parametrize("reported_after_days", [0, 20])
 async def test_a_run_over_the_end_of_a_month_is_in_both_unless_it_arrives_after_the_first_has_settled(
-    file: Path, reported_after_days: int
+    place: Place, reported_after_days: int
 ) -> None:
     december = float(calendar.timegm((2026, 12, 1, 0, 0, 0)))
     first = int(december // SECONDS_A_DAY)
@@ -276,7 +274,7 @@ async def test_a_run_over_the_end_of_a_month_is_in_both_unless_it_arrives_after_
     )
     run = replace(run, used_milli=500, energy_j=5000)
     keep_s = 60.0 * SECONDS_A_DAY
-    async with SqlStore(file, "kit", keep_s, 3, threaded=False) as store:
+    async with SqlStore(place, "kit", keep_s, 3, threaded=False) as store:
         await record(store, starts(1, one))
         await book_all(store, began + HOUR)
         for day in range(1, 31):
@@ -284,13 +282,13 @@ async def test_a_run_over_the_end_of_a_month_is_in_both_unless_it_arrives_after_
                 await store.record_completed([run])
             await book_all(store, december + day * SECONDS_A_DAY + 2 * HOUR)
             if day == 1:
-                early = Reader(file).ledger_sums(first - 30, first)
+                early = Reader(place).ledger_sums(first - 30, first)
         done = replace(one, state=S.DONE, since=ended, ended_at=ended)
         await store.record_results(
             1, (m.StateChange(done, S.IDLE, JobsWaiting("c", "c", 1, 0, 1)),), ()
         )
         await book_all(store, ended + 2 * SECONDS_A_DAY)
-    found = Reader(file)
+    found = Reader(place)
     november, after = found.ledger_sums(first - 30, first), found.ledger_sums(first, first + 31)
     assert not found.ledger_findings(first - 30, first + 31)
     of_run = [
@@ -316,7 +314,7 @@ async def test_a_run_over_the_end_of_a_month_is_in_both_unless_it_arrives_after_
     assert lives == [4 * hour, 30 * 24 * hour]
 
 
-async def test_use_that_was_not_measured_is_no_zero(file: Path) -> None:
+async def test_use_that_was_not_measured_is_no_zero(place: Place) -> None:
     """Runs of older drones and on slices of MIG have no use; the mean is that of the others."""
     one = drone(1, S.IDLE, at=100.0, started_at=100.0, joined_at=100.0)
     run = m.CompletedJob("s#1.0", 2000.0, 100.0, 1000.0, 1000, 1, 100, vo="cms", drone_id=one.id)
@@ -325,23 +323,23 @@ async def test_use_that_was_not_measured_is_no_zero(file: Path) -> None:
         replace(run, job_id="s#2.0", ended_at=4000.0),
         replace(run, job_id="s#3.0", ended_at=6000.0, used_milli=0, energy_j=None),
     ]
-    async with SqlStore(file, "kit", 60.0 * SECONDS_A_DAY, 3, threaded=False) as store:
+    async with SqlStore(place, "kit", 60.0 * SECONDS_A_DAY, 3, threaded=False) as store:
         await record(store, starts(1, one))
         await book_all(store, 100.0)
         await store.record_completed(runs)
         await book_all(store, SECONDS_A_DAY + 2 * HOUR)
-    [sums] = [each for each in Reader(file).ledger_sums(0, 1) if each.account == Outcome.COMPLETED]
+    [sums] = [each for each in Reader(place).ledger_sums(0, 1) if each.account == Outcome.COMPLETED]
     assert (sums.runs, sums.held) == (3, 3_000_000)
     assert (sums.used, sums.used_of) == (400_000, 2_000_000)
     assert (sums.energy_j, sums.energy_of) == (90_000, 1_000_000)
-    assert [each.used for each in Reader(file).ledger_runs(0, 1)] == [400_000, None, 0]
+    assert [each.used for each in Reader(place).ledger_runs(0, 1)] == [400_000, None, 0]
 
 
 async def test_a_drone_that_lives_for_longer_than_its_entries_are_kept_is_booked_once(
-    file: Path,
+    place: Place,
 ) -> None:
     one = drone(1, S.IDLE, at=100.0, started_at=100.0, joined_at=100.0)
-    async with SqlStore(file, "kit", 20.0 * SECONDS_A_DAY, 3, threaded=False) as store:
+    async with SqlStore(place, "kit", 20.0 * SECONDS_A_DAY, 3, threaded=False) as store:
         await record(store, starts(1, one))
         await book_all(store, 100.0)
         for day in range(1, 100):
@@ -351,5 +349,7 @@ async def test_a_drone_that_lives_for_longer_than_its_entries_are_kept_is_booked
         why = JobsWaiting("c", "c", waiting=1, covered=0, starts=1)
         await store.record_results(1, (m.StateChange(done, S.IDLE, why),), ())
         await book_all(store, ended + HOUR)
-    lives = [each.held for each in Reader(file).ledger_sums(0, 101) if each.account == Account.LIFE]
+    lives = [
+        each.held for each in Reader(place).ledger_sums(0, 101) if each.account == Account.LIFE
+    ]
     assert lives == [one.gpu_milli * (100 * SECONDS_A_DAY - 100)]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,19 +12,14 @@ import pytest
 
 from provisioner.model import DroneId, DroneState
 from provisioner.store import EstimatesUnreadableError, StoreUnusableError
+from provisioner.store.database import BATCH_ROWS, Place
 from provisioner.store.reader import Reader
 from provisioner.store.tables import pack_estimates
-from provisioner.store.writer import BATCH_ROWS, BATCHES_PER_PRUNING, MAX_EVENTS, SqlStore
-from tests.store.story import DONE, KNOWN, drone, record, starts, store_at
+from provisioner.store.writer import BATCHES_PER_PRUNING, MAX_EVENTS, SqlStore
+from tests.store.story import DONE, KNOWN, drone, record, rows, starts, store_at
 
 AT_ONCE = BATCH_ROWS * BATCHES_PER_PRUNING
 """Rows of one kind that one pruning forgets at most."""
-
-
-@contextmanager
-def rows(file: Path) -> Iterator[sqlite3.Connection]:
-    with closing(sqlite3.connect(file)) as connection, connection:
-        yield connection
 
 
 async def _pruned(store: SqlStore, now: float) -> int:
@@ -36,38 +30,37 @@ async def _pruned(store: SqlStore, now: float) -> int:
     raise AssertionError("never done")
 
 
-def _count(file: Path, table: str) -> int:
-    with rows(file) as sql:
+def _count(place: Place, table: str) -> int:
+    with rows(place) as sql:
         return int(sql.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
 
 async def test_more_jobs_than_one_pruning_forgets_are_all_forgotten_by_the_next_ones(
-    file: Path,
+    place: Place,
 ) -> None:
     """30,000 jobs an hour were pruned at 20,000 an hour: the record grew for ever."""
     count = AT_ONCE * 2 + 700
-    async with store_at(file, threaded=False) as store:
+    async with store_at(place, threaded=False) as store:
         await store.record_completed(
             [replace(DONE, job_id=f"{n}.0", ended_at=100.0 + n / 1e5) for n in range(count)]
         )
         await store.record_completed([replace(DONE, job_id="young.0", ended_at=1e6)])
         assert await store.prune(1e6) is True
-        assert _count(file, "completed_jobs") == count + 1 - AT_ONCE, (
+        assert _count(place, "completed_jobs") == count + 1 - AT_ONCE, (
             "one pruning is bounded: a tick waits for it"
         )
         assert await _pruned(store, 1e6) == 2
-        assert [each.job_id for each in Reader(file).completions(0.0, 2e6)] == ["young.0"]
+        assert [each.job_id for each in Reader(place).completions(0.0, 2e6)] == ["young.0"]
 
 
-async def test_every_kind_of_row_is_pruned_until_none_is_old(file: Path) -> None:
-    async with store_at(file, threaded=False) as store:
+async def test_every_kind_of_row_is_pruned_until_none_is_old(place: Place) -> None:
+    async with store_at(place, threaded=False) as store:
         await record(store, starts(1, drone(1), drone(2, DroneState.FAILED, ended_at=100.0)))
         count = AT_ONCE + 300
-        with rows(file) as sql:
-            columns = [row[1] for row in sql.execute("PRAGMA table_info(drones)")]
-            ended = sql.execute(
-                f"SELECT {', '.join(columns)} FROM drones WHERE NOT live"
-            ).fetchone()
+        with rows(place) as sql:
+            found = sql.execute("SELECT * FROM drones WHERE live = 0")
+            columns = [each[0] for each in found.description]
+            ended = found.fetchone()
             rest = ended[1:]
             assert columns[0] == "id"
             insert = f"INSERT INTO drones ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
@@ -79,23 +72,23 @@ async def test_every_kind_of_row_is_pruned_until_none_is_old(file: Path) -> None
             )
             event = "INSERT INTO events (at, name, fields) VALUES (?, 'x', '{}')"
             sql.executemany(event, ((9.0,) for _ in range(count)))
-            words = "INSERT INTO console_outputs (drone_id, at, body) VALUES (?, 9.0, x'00')"
-            sql.executemany(words, ((f"stray-{n}",) for n in range(count)))
+            words = "INSERT INTO console_outputs (drone_id, at, body) VALUES (?, 9.0, ?)"
+            sql.executemany(words, ((f"stray-{n}", b"\0") for n in range(count)))
         assert await store.prune(1e6) is True
         assert await _pruned(store, 1e6) == 1
-        assert _count(file, "drones") == _count(file, "transitions") == 1, (
+        assert _count(place, "drones") == _count(place, "transitions") == 1, (
             "the live drone and its first step"
         )
-        assert not any(_count(file, table) for table in ("events", "console_outputs", "plans"))
+        assert not any(_count(place, table) for table in ("events", "console_outputs", "plans"))
         assert await store.prune(1e6) is False
 
 
-async def test_each_interval_of_a_series_has_its_retention(file: Path) -> None:
+async def test_each_interval_of_a_series_has_its_retention(place: Place) -> None:
     """Keep minutes for 2 days, ten minutes for 30 days, and hours as the policy says."""
     day, now = 86400.0, 1000 * 86400.0
     kept = {60: 2.0, 600: 30.0, 3600: 100.0}
-    async with SqlStore(file, "kit", day, 10, False, series_s=100.0 * day) as store:
-        with rows(file) as sql:
+    async with SqlStore(place, "kit", day, 10, False, series_s=100.0 * day) as store:
+        with rows(place) as sql:
             sql.execute("INSERT INTO series (id, metric, labels) VALUES (4711, 'm', '{}')")
             sql.executemany(
                 "INSERT INTO samples (step_s, series, at, value) VALUES (?, 4711, ?, 1.0)",
@@ -106,22 +99,22 @@ async def test_each_interval_of_a_series_has_its_retention(file: Path) -> None:
                 ],
             )
         await _pruned(store, now)
-        with rows(file) as sql:
+        with rows(place) as sql:
             found = sql.execute("SELECT step_s, at FROM samples WHERE series = 4711").fetchall()
     assert sorted(found) == [(step, now - days * day + 7200) for step, days in kept.items()]
     # a shorter one counts for all
-    async with SqlStore(file, "kit", day, 10, False, series_s=day) as store:
+    async with SqlStore(place, "kit", day, 10, False, series_s=day) as store:
         await _pruned(store, now)
-    assert not _count(file, "samples")
+    assert not _count(place, "samples")
 
 
-async def test_events_are_bounded_in_number_however_young(file: Path) -> None:
-    async with store_at(file, threaded=False) as store:
-        with rows(file) as sql:
+async def test_events_are_bounded_in_number_however_young(place: Place) -> None:
+    async with store_at(place, threaded=False) as store:
+        with rows(place) as sql:
             young = ((1e6, f"e{n}") for n in range(MAX_EVENTS + 700))
             sql.executemany("INSERT INTO events (at, name, fields) VALUES (?, ?, '{}')", young)
         await _pruned(store, 1e6)
-        with rows(file) as sql:
+        with rows(place) as sql:
             assert sql.execute("SELECT count(*) FROM events").fetchone()[0] == MAX_EVENTS
             assert (
                 sql.execute("SELECT name FROM events ORDER BY id LIMIT 1").fetchone()[0] == "e700"
@@ -137,30 +130,32 @@ DAMAGED = {
 
 @pytest.mark.parametrize("body", DAMAGED.values(), ids=DAMAGED)
 async def test_what_is_damaged_is_said_with_its_repair_and_the_next_writing_mends_it(
-    file: Path, body: bytes
+    place: Place, body: bytes
 ) -> None:
-    async with store_at(file) as store:
+    async with store_at(place) as store:
         await record(store, starts(1, drone(1)))
         await store.record_estimates(KNOWN)
-    with rows(file) as sql:
+    with rows(place) as sql:
         sql.execute("UPDATE estimates SET body = ?", (body,))
     said = r"the estimates are damaged \(.+\): estimation starts again.*restore a backup"
-    async with store_at(file) as store:
+    async with store_at(place) as store:
         for _ in range(2):
             with pytest.raises(EstimatesUnreadableError, match=said):
                 await store.estimate_samples()
         with pytest.raises(EstimatesUnreadableError, match=said):
-            Reader(file).estimate_samples()
-        assert set(store.drones) == {drone(1).id} and Reader(file).drones(), (
+            Reader(place).estimate_samples()
+        assert set(store.drones) == {drone(1).id} and Reader(place).drones(), (
             "nothing else is the worse for it"
         )
         await store.record_estimates(KNOWN)
         assert await store.estimate_samples() == KNOWN
 
 
-async def test_what_could_not_be_read_is_not_written_and_leaves_what_was_there(file: Path) -> None:
+async def test_what_could_not_be_read_is_not_written_and_leaves_what_was_there(
+    place: Place,
+) -> None:
     no_text, no_number = frozenset({("\udcff", 1.0)}), {"ann": (1.0, float("nan"))}
-    async with store_at(file) as store:
+    async with store_at(place) as store:
         await store.record_estimates(KNOWN)
         for samples, where in (
             (replace(KNOWN, seen=no_text), ""),
@@ -183,9 +178,9 @@ async def test_the_runs_of_a_week_are_read_beside_a_writer(file: Path, threaded:
             other.execute("ROLLBACK")
 
 
-async def test_sums_of_use_go_with_their_runs_and_drones(file: Path) -> None:
+async def test_sums_of_use_go_with_their_runs_and_drones(place: Place) -> None:
     day_s, of = 86400.0, [DroneId(f"kit-ab12-{serial}") for serial in (1, 2)]
-    async with store_at(file, threaded=False) as store:
+    async with store_at(place, threaded=False) as store:
         drones = [
             drone(n, DroneState.DONE, started_at=50.0, ended_at=n * 10 * day_s) for n in (1, 2)
         ]
@@ -199,13 +194,13 @@ async def test_sums_of_use_go_with_their_runs_and_drones(file: Path) -> None:
             for n in range(3)
         ]
         await store.record_completed([*old, *young])
-        assert [_count(file, table) for table in ("use_days", "run_kinds", "run_drones")] == [
+        assert [_count(place, table) for table in ("use_days", "run_kinds", "run_drones")] == [
             701,
             700,
             2,
         ]
         await _pruned(store, 19.5 * day_s)
-        assert [_count(file, table) for table in ("use_days", "run_kinds", "run_drones")] == [
+        assert [_count(place, table) for table in ("use_days", "run_kinds", "run_drones")] == [
             1,
             1,
             1,

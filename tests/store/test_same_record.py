@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from provisioner import model as m
 from provisioner.store import Hazard, Store
+from provisioner.store.database import Place
 from provisioner.store.reader import DroneLifetime, Reader, hazards_of
 from provisioner.store.writer import SqlStore
+from tests.labs.postgresql import PostgresServer
 from tests.store.story import (
     CONTROLLER,
     KEEP_S,
@@ -70,12 +72,13 @@ TICKS = st.lists(
 )
 
 
-async def _opened(path: Path) -> SqlStore:
+async def _opened(path: Place) -> SqlStore:
     store = await SqlStore(
         path, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=False, birth="mem0"
     ).__aenter__()
     assert store._sql is not None
-    store._sql.execute("PRAGMA synchronous = OFF")
+    if isinstance(path, Path):
+        store._sql.execute("PRAGMA synchronous = OFF")
     return store
 
 
@@ -86,12 +89,28 @@ def test_the_file_holds_what_the_controller_knows_and_restarts_change_nothing(
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         through, restarted = Path(directory) / "through.db", Path(directory) / "restarted.db"
-        for path in (through, restarted):
-            asyncio.run(_run(path, ticks, restarts=path is restarted))
-        assert _shown(Reader(restarted)) == _shown(Reader(through))
+        _compare_runs(through, restarted, ticks)
 
 
-async def _run(path: Path, ticks: list[Tick], *, restarts: bool) -> None:
+@given(ticks=TICKS)
+@settings(
+    max_examples=10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+def test_a_server_holds_what_the_controller_knows_and_restarts_change_nothing(
+    postgres: PostgresServer, ticks: list[Tick]
+) -> None:
+    _compare_runs(postgres.new_place(), postgres.new_place(), ticks)
+
+
+def _compare_runs(through: Place, restarted: Place, ticks: list[Tick]) -> None:
+    for path in (through, restarted):
+        asyncio.run(_run(path, ticks, restarts=path is restarted))
+    assert _shown(Reader(restarted)) == _shown(Reader(through))
+
+
+async def _run(path: Place, ticks: list[Tick], *, restarts: bool) -> None:
     """Run through ``ticks``, and compare what the controller sees with a store in memory."""
     now, memory, reader = 100.0, Store(), Reader(path)
     store = await _opened(path)

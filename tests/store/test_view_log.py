@@ -130,7 +130,7 @@ async def test_each_kept_snapshot_is_what_was_recorded(
             store._opened.execute("DROP TRIGGER no_room")
         if poll.restarts:
             store._close()
-            store._lock.release()
+            store._database.release()
             store._open()
         await store.record(plan, snapshot)
         kept = [*kept, snapshot][-3:] if poll.acts else kept
