@@ -532,7 +532,8 @@ def _known_document(
         title = f"job {shown}{_faults(reader, job)}"
         return class_document(reader, views, found[0], names, title)
     if (known := known_job(reader, views, classes, text)) is not None:
-        return job_document(known._replace(said=known.said + _faults(reader, job)))
+        said = f"{known.said}{_faults(reader, job)}{_unknown_models(views, classes, job)}"
+        return job_document(known._replace(said=said))
     return None
 
 
@@ -543,6 +544,21 @@ def _faults(reader: Reader, job: JobId) -> str:
     ]
     told = (f"{each.cause} in {each.drone_id} at {formatting.iso(each.at)}" for each in found[-3:])
     return f" ({'; '.join(formatting.sanitize(each, 300) for each in told)})" if found else ""
+
+
+def _unknown_models(views: Views, classes: Sequence[JobClass], job: JobId) -> str:
+    """Return the models that a running or held job announces and no service has, in words; empty: none."""
+    from provisioner.planner.services import has_model
+
+    served = {model for kind in views.types if kind.server for model in kind.server.models}
+    announced = (
+        model
+        for each in classes
+        if holds_job(f"{each.running_ids},{each.held_ids}", job)
+        for model in each.inference
+    )
+    missing = [model for model in announced if not has_model(served, model)]
+    return f". It announces {named(missing)}, which no service has" if missing else ""
 
 
 def explained_class(reader: Reader, any_id: str) -> Document:

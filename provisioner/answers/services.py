@@ -307,7 +307,7 @@ def explain_service(reader: Reader, query: ServiceQuery) -> Document:
         servers,
         models,
         by_vo,
-        _announcing(reader, views, plan, types),
+        _announcing(reader, views, plan, [*types]),
         f"{name} {as_of(reader, views)}",
     )
 
@@ -323,11 +323,16 @@ def _recorded(reader: Reader, metric: str, service: str, label: str) -> Counter[
 
 
 def _announcing(
-    reader: Reader, views: Views, plan: Plan | None, models: Iterable[str]
+    reader: Reader, views: Views, plan: Plan | None, models: Sequence[str]
 ) -> list[ClassRow]:
-    """Return the job classes that announce some of the models, in any version if they name none."""
-    known = {*models, *(model.partition(":")[0] for model in models)}
+    """Return the job classes that announce some of the models."""
+    from provisioner.planner.services import has_model
+
     view = views.overlay.view
-    jobs = [each for each in (view.classes if view else ()) if not known.isdisjoint(each.inference)]
+    jobs = [
+        each
+        for each in (view.classes if view else ())
+        if any(has_model(models, model) for model in each.inference)
+    ]
     names = class_names(reader, views)
     return class_rows(views, reasons_by_class(plan), reader.live_by_class(), names, jobs)

@@ -292,7 +292,8 @@ def gauges(
         given = reasons_by_class(plan)
         for job in classes:
             category = Category.CONFIGURATION.value if job.invalid else NO_REASON
-            if why := given.get(job.id) or given.get(""):
+            why = given.get(job.id) or given.get("")
+            if why and not isinstance(why[0], reasons.ModelUnknown):
                 category = why[0].category.value
             jobs = job.waiting + job.fresh
             values.add(MetricKey.of("provisioner_jobs_waiting", category=category), jobs)
@@ -357,7 +358,9 @@ def reasons_by_class(plan: Plan | None) -> dict[str, list[reasons.Reason]]:
     for (name, _), reason in starts.items():
         found.setdefault(name, []).append(reason)
     weights = list(reasons.Category)
-    return {
-        name: sorted(dict.fromkeys(given), key=lambda reason: weights.index(reason.category))
-        for name, given in found.items()
-    }
+
+    def weight(reason: reasons.Reason) -> tuple[bool, int]:
+        # no job waits for its model
+        return isinstance(reason, reasons.ModelUnknown), weights.index(reason.category)
+
+    return {name: sorted(dict.fromkeys(given), key=weight) for name, given in found.items()}

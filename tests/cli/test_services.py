@@ -10,7 +10,7 @@ import pytest
 
 from provisioner import model as m
 from provisioner.answers.drones import state_limit
-from provisioner.reasons import LimitReached, SeenInPool
+from provisioner.reasons import LimitReached, ModelUnknown, OwnerWaits, SeenInPool
 from provisioner.store.measures import gauges
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
@@ -40,7 +40,14 @@ DEMAND = m.ServiceView(
     models=(m.ModelUse("deepmet:3", 2800, 14.0, 84.0),),
 )
 CALLS = replace(PLAIN, id="3f2a91c07be4d856", inference=("deepmet:3",))
-OTHERS = replace(PLAIN, id="3f2b91c07be4d856", inference=("nosuch:1",), owner="bob")
+OTHERS = replace(
+    PLAIN,
+    id="3f2b91c07be4d856",
+    inference=("nosuch:1", "deepmet"),
+    owner="bob",
+    job_ids="301.0",
+    running_ids="300.0",
+)
 FULL = LimitReached("at_most", "service cms", 2, 2)
 
 
@@ -73,7 +80,13 @@ async def served(tmp_path: Path) -> Path:
         moves = tuple(m.StateChange(each, None, SeenInPool("idle", 0, 1.0)) for each in drones)
         states = m.ServiceState("cms", wanted=2, needed=4), m.ServiceState("dune")
         refusal = m.Refusal(m.Subject("service", "cms"), 2, FULL)
-        plan = m.Plan(seen.tick, NOW, moves=moves, refusals=(refusal,), services=states)
+        of_others = m.Subject("class", OTHERS.id)
+        refusals = (
+            refusal,
+            m.Refusal(of_others, 0, ModelUnknown("nosuch:1")),
+            m.Refusal(of_others, 5, OwnerWaits("topas", 3, 4)),
+        )
+        plan = m.Plan(seen.tick, NOW, moves=moves, refusals=refusals, services=states)
         await store.record(plan, seen)
         await store.record_sample(NOW, gauges(seen, (), plan, NOW))
     forget_moment(path)
@@ -110,7 +123,10 @@ async def test_a_service_is_explained_with_servers_models_vos_and_announcing_job
     assert (deepmet["queue_s"], deepmet["compute_s"], deepmet["mean_s"]) == (14.0, 84.0, 0.03)
     assert (particlenet["model"], particlenet["requests"]) == ("particlenet:1", 0)
     assert {each["vo"]: each["requests"] for each in found["vos"]} == {"cms": 2900, "cms-hi": 100}
-    assert [(each["id"], each["models"]) for each in found["jobs"]] == [(CALLS.id, ["deepmet:3"])]
+    assert [(each["id"], each["models"]) for each in found["jobs"]] == [
+        (CALLS.id, ["deepmet:3"]),
+        (OTHERS.id, ["nosuch:1", "deepmet"]),
+    ]
     by_id = cli("explain", "cms", "-o", "json", "--store", served).json
     assert (by_id["schema"], by_id["models"]) == (found["schema"], found["models"])
     shown = cli("explain", "service", "cms", "--store", served)
@@ -128,6 +144,26 @@ async def test_the_drone_of_a_server_names_its_service_and_has_no_idle_limit(
     views = Reader(served).views()
     assert state_limit(idle, views).then == ""
     assert "release it" in state_limit(replace(idle, service=""), views).then
+
+
+async def test_an_unknown_model_is_named_and_is_not_what_a_job_waits_for(
+    cli: Cli, served: Path
+) -> None:
+    unknown = ModelUnknown("nosuch:1").describe()
+    said = cli("explain", "job", "301.0", "-o", "json", "--store", served).json["said"]
+    texts = [each["text"] for each in said]
+    assert texts[0] == OwnerWaits("topas", 3, 4).describe() and unknown in texts
+    running = cli("explain", "job", "300.0", "-o", "json", "--store", served).json["said"]
+    assert running.endswith("It announces nosuch:1, which no service has")
+    views = Reader(served).views()
+    assert views is not None
+    (plan,) = Reader(served).plans(limit=1)
+    waiting = {
+        dict(key.labels)["category"]: n
+        for key, n in gauges(views, (), plan, NOW).items()
+        if key.metric == "provisioner_jobs_waiting"
+    }
+    assert waiting.get("configuration", 0) == 0 and waiting["waiting-site"] == 5
 
 
 async def test_without_services_the_list_is_empty(cli: Cli, record: Path) -> None:
