@@ -183,6 +183,24 @@ def test_a_check_that_fails_later_ends_it(lab: Path) -> None:
     assert log_of(drone) == "told to leave\n"
 
 
+@pytest.mark.parametrize("errors", [0, 3])
+def test_its_gpu_is_checked_without_htcondor(lab: Path, errors: int) -> None:
+    smi = lab / "nvidia-smi"
+    smi.write_text(
+        f"#!/bin/sh\ncase $1 in --query-gpu*) echo '0, GPU-a, {errors}' ;; "
+        "-L) echo 'GPU 0: A100 (UUID: GPU-a)' ;; esac\n"
+    )
+    smi.chmod(0o755)
+    drone, port = service_drone(lab, "gpu", DRONE_GPUS="1", PATH=f"{lab}:/usr/bin:/bin")
+    if errors:
+        why = "check gpu_check failed: GPU 0 has 3 uncorrectable memory errors"
+        assert ends(drone, 71, "check-failed") == why
+        return
+    until(lambda: answer(port), 15, what="the server answers")
+    drone.send(signal.SIGTERM)
+    ends(drone, 0, "stopped")
+
+
 @pytest.mark.parametrize(
     ("env", "said"),
     [

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -196,7 +197,7 @@ class _ConfigReader:
         read_models = [site.model for site in sites if site.model]
         if len(read_models) == len(sites):
             _check_headroom(document, model, read_models)
-            _check_services(document, model, sites)
+            _check_services(document, model, sites, connects=self.connects)
         for site in sites:
             if site.model is not None:
                 most = model.policy.settings.max_gpu_milli
@@ -520,7 +521,11 @@ def _check_headroom(
 
 
 def _check_services(
-    document: YamlDocument, controller: ControllerFile, sites: Sequence[_ReadSite]
+    document: YamlDocument,
+    controller: ControllerFile,
+    sites: Sequence[_ReadSite],
+    *,
+    connects: bool,
 ) -> None:
     """Refuse types with a server of an unknown service, and warn of a service that no type has a server of."""
     names = [each.settings.name for each in controller.services]
@@ -544,6 +549,11 @@ def _check_services(
                 ("services", n, "name"),
                 f"{problem}: add `server: {{service: {service}, ...}}` to a type, or remove it",
             )
+    if connects and names and find_spec("aiohttp") is None:
+        document.complain_at_key(
+            ("services",),
+            "Python module `aiohttp` is missing: install the extra `services` (docs/how-to/install.md#extras)",
+        )
     if controller.balancer and not names:
         document.warn(
             ("balancer",), "`balancer` has no effect without `services`: add them, or remove it"

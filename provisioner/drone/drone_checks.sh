@@ -25,6 +25,8 @@ write_gpu_checks() {
     cat >"$D/checks/gpu_check.sh" <<'GPU_CHECK'
 exit 71 # @include gpu_check.sh
 GPU_CHECK
+    # The others ask HTCondor for the GPUs.
+    [ -n "${DRONE_DISCOVERY:-}" ] || return 0
     cat >"$D/checks/gpu_discovery.sh" <<'GPU_DISCOVERY'
 exit 71 # @include gpu_discovery.sh
 GPU_DISCOVERY

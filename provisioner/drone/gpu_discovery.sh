@@ -4,7 +4,6 @@
 # out. $DRONE_DISCOVERY is the program, $DRONE_DISCOVERY_OPTIONS what the startd tells it. A GPU that is offline may be
 # missing, or make it hang.
 
-if [ -z "${DRONE_DISCOVERY:-}" ]; then echo "HTCondor hands out no GPU of this drone"; exit 77; fi
 if grep -qs '^DroneGpusOffline = [1-9]' "${DRONE_DIR:-.}/condor/gpus.conf"; then echo "a GPU is offline"; exit 77; fi
 
 # shellcheck disable=SC2086

@@ -57,7 +57,7 @@ def test_dashboards_need_no_extra(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text(SITE)
     done = run(tmp_path, "render", "grafana", "--to", "boards")
     assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "boards").glob("*.json"))) == 4
+    assert len(list((tmp_path / "boards").glob("*.json"))) == 5
 
 
 ALL = """

@@ -295,6 +295,16 @@ def test_services_and_their_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ]
 
 
+def test_services_without_their_library_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    served = SITE.replace("cpus: 8}", "cpus: 8, same_account: true}")
+    file = written(tmp_path, controller=CONTROLLER + SERVICES, big=served)
+    (problem,) = check(file).problems
+    assert "install the extra `services`" in problem.message
+
+
 def test_a_balancer_without_services_is_a_warning(tmp_path: Path) -> None:
     alone = SITE.replace("cpus: 8}", "cpus: 8, same_account: true}")
     file = written(tmp_path, controller=CONTROLLER + SERVICES.splitlines()[-1], big=alone)
