@@ -305,6 +305,11 @@ class PostgresDatabase(Database):
         if raw.info.server_version < 150000:
             raw.close()
             raise StoreUnusableError(f"store {self.place}: PostgreSQL 15 or newer is needed")
+        if raw.execute("SHOW search_path").fetchone() != (self._quoted,):
+            raw.close()
+            raise StoreUnusableError(
+                f"store {self.place}: a pooler drops the settings of the connection: connect to the server itself"
+            )
         raw.adapters.register_dumper(bool, _BoolDumper)
         raw.adapters.register_dumper(float, _FloatDumper)
         raw.adapters.register_loader("numeric", _NumberLoader)

@@ -19,7 +19,7 @@ from provisioner.store.database import ServerSchema, database_of, place_in, plac
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from tests.labs.postgresql import PostgresServer, postgres_or_skip
-from tests.store.story import CONTROLLER, drone, record, rows, starts, store_at
+from tests.store.story import CONTROLLER, DONE, drone, record, rows, starts, store_at
 
 
 @pytest.fixture
@@ -244,6 +244,30 @@ async def test_a_role_that_may_only_read_reads_and_is_told_what_it_lacks(
         Reader(theirs).ask(RequestKind.RELOAD, [], reason="", by="mg", at=1.0)
     assert "GRANT CREATE" in database_of(replace(theirs, schema="new")).probe()
     assert database_of(place).probe() == ""
+
+
+async def test_a_dump_is_restored_as_the_how_to_says(postgres: PostgresServer) -> None:
+    place = postgres.new_place()
+    async with store_at(place) as store:
+        await record(store, starts(1, drone(1)))
+        to, dump = f"--host={postgres.directory}", str(postgres.directory / "provisioner.dump")
+        words = ("--format=custom", f"--schema={place.schema}", f"--file={dump}")
+        postgres.run("pg_dump", to, "-Uprovisioner", *words, "postgres")
+        await record(store, starts(2, drone(2)))
+    with rows(place) as sql:
+        sql.execute(f'ALTER SCHEMA "{place.schema}" RENAME TO "{place.schema}-old"')
+        sql.execute("COMMIT")
+        postgres.run("pg_restore", to, "-Uprovisioner", "--dbname=postgres", dump)
+        sql.execute(
+            f'UPDATE "{place.schema}".meta SET value = value::bigint + 100000'
+            " WHERE key = 'next_serial'"
+        )
+    assert [each.id for each in Reader(place).drones()] == [drone(1).id]
+    async with store_at(place) as store:
+        assert store.next_serial == 100_002
+        await record(store, starts(2, drone(100_002)))
+        await store.record_completed([DONE])
+        assert len(Reader(place).completions(0.0, 1e9)) == 1 and len(store.drones) == 2
 
 
 def test_what_is_not_there_is_named_without_a_password(
