@@ -427,6 +427,8 @@ class ServiceState:
     """Learned requests per second of one running job that announces it; 0: never measured."""
     learned_at: float = 0.0
     """Time up to which that is learned; 0 while no job runs that announces it."""
+    measured_jobs: int = 0
+    """Running jobs at that time that still run: what they request is in the measured rate."""
 
 
 class RemoteState(StrEnum):

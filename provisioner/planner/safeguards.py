@@ -1,8 +1,9 @@
 """Plans that can be carried out whatever the planner does.
 
 An error of the planner that one odd class brings to light must not stop the service for all others.
-The class is found by leaving classes out, and refused with a reason. If the planner fails without
-any class, only operators' requests are carried out. Actions that break a promise
+The class is found by leaving classes out, and refused with a reason; an error in the services leaves
+all servers as they are. If the planner fails without any class, only operators' requests are
+carried out. Actions that break a promise
 (:mod:`validation`) are left out; all others are carried out.
 """
 
@@ -15,6 +16,8 @@ from dataclasses import replace
 from provisioner.keys import ALL, Subject
 from provisioner.model import (
     Drain,
+    Fault,
+    FaultKind,
     Plan,
     PolledOverlay,
     Refusal,
@@ -90,6 +93,9 @@ def plan_isolated(
         return SafePlan(planner(snapshot))
     except Exception as failed:
         error = failed
+    rest = _without_services(snapshot, planner, error)
+    if rest is not None:
+        return SafePlan(rest, (_failure_text("planner", error),), error)
     classes = snapshot.overlay.view.classes if snapshot.overlay.view is not None else ()
     kept, plan = _find_good_classes(snapshot, planner, suspects)
     why = PlannerFailed(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
@@ -100,6 +106,18 @@ def plan_isolated(
     refusals = (Refusal(Subject("class", job.id), job.waiting + job.fresh, why) for job in out)
     plan = replace(plan, refusals=(*refusals, *plan.refusals))
     return SafePlan(plan, faults, error, tuple(job.id for job in out))
+
+
+def _without_services(snapshot: Snapshot, planner: PlanFunction, error: Exception) -> Plan | None:
+    """Return the plan in which no server starts or leaves, if the planner does not fail on that."""
+    if not snapshot.policy.services:
+        return None
+    text = f"the planner failed: {type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+    doubted = replace(snapshot.services, fault=Fault(FaultKind.UNKNOWN, text, snapshot.now))
+    try:
+        return planner(replace(snapshot, services=doubted))
+    except Exception:
+        return None
 
 
 def _find_good_classes(

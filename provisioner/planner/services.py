@@ -83,13 +83,21 @@ def learned_state(
         each_s = view.request_s
     rate = before.job_requests_per_s
     learned_at = before.learned_at if running else 0.0
+    measured_jobs = min(running, before.measured_jobs)
     if running and not learned_at:
         learned_at = now
     elif running and now - learned_at >= LEARN_S:
         measured = view.requests_per_s / running
         rate = max(LEAST_RATE, (rate + measured) / 2 if rate else measured)
         learned_at = now
-    return replace(before, request_s=each_s, job_requests_per_s=rate, learned_at=learned_at)
+        measured_jobs = running
+    return replace(
+        before,
+        request_s=each_s,
+        job_requests_per_s=rate,
+        learned_at=learned_at,
+        measured_jobs=measured_jobs,
+    )
 
 
 def needed_servers(
@@ -102,21 +110,22 @@ def needed_servers(
     """Return the servers that the demand needs now, whatever the limits.
 
     Requests that wait are worked off beside those that come, within the time that another server
-    takes to start.
+    takes to start. What jobs will request is predicted until it was measured once.
     """
     each_s = state.request_s or 1.0 / service.server_rate
     per_job = state.job_requests_per_s or service.job_rate
     used = view.requests_per_s or view.in_flight or view.queued
     needed = max(service.at_least, int(bool(announced or used)))
     per_s = view.requests_per_s
+    has_new_jobs = announced.running > state.measured_jobs
+    predicted_per_s = announced.running * per_job if has_new_jobs else 0.0
     backlog = view.queued * each_s / max(CATCH_UP_S, start_s)
-    for work in (
+    work = max(
         per_s * each_s / service.load,
         per_s * each_s + backlog,
-        announced.running * per_job * each_s / service.load,
-    ):
-        needed = max(needed, math.ceil(round(work, 6)))
-    return needed
+        predicted_per_s * each_s / service.load,
+    )
+    return max(needed, math.ceil(round(work, 6)))
 
 
 def held_state(

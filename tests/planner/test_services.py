@@ -11,6 +11,8 @@ from hypothesis import given, settings, strategies as st
 from provisioner import model, reasons
 from provisioner.controller.estimation import EstimateCollector
 from provisioner.model import DroneState, SlotState
+from provisioner.planner import services
+from provisioner.planner.safeguards import safe_plan
 from provisioner.planner.services import (
     Announced,
     has_model,
@@ -173,7 +175,16 @@ def test_requests_of_a_job_are_learned() -> None:
     silent = learned_state(state, QUIET, 10, NOW + 600)
     assert silent.job_requests_per_s == 0.25
     later = learned_state(silent, QUIET, 0, NOW + 601)
-    assert (later.job_requests_per_s, later.learned_at) == (0.25, 0.0)
+    assert (later.job_requests_per_s, later.learned_at, later.measured_jobs) == (0.25, 0.0, 0)
+
+
+def test_requests_are_predicted_for_jobs_that_began_since_the_last_measurement() -> None:
+    known = model.ServiceState("cms", job_requests_per_s=8.0, learned_at=NOW, measured_jobs=4)
+    for running, view, needed in ((4, QUIET, 1), (5, QUIET, 3), (5, busy(50.0), 4), (2, QUIET, 1)):
+        state = learned_state(known, view, running, NOW + 60)
+        assert needed_servers(CMS, state, view, Announced(running=running), 90.0) == needed
+        assert state.measured_jobs == min(4, running)
+    assert learned_state(known, QUIET, 5, NOW + 300).measured_jobs == 5
 
 
 def test_jobs_that_never_call_keep_one_server() -> None:
@@ -518,6 +529,24 @@ def test_the_validation_keeps_the_least_number_and_the_share() -> None:
     waits = world(busy(400.0), nodes=nodes, free=None, share=0.5, classes=[jobs()])
     assert len([s for s in plan_of(waits).starts if s.drone.service]) == 2
     assert "4.0 GPUs for servers, 2.0 allowed" in broken(waits, starts=starts)
+
+
+def test_an_error_in_the_services_leaves_servers_alone_and_serves_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> int:
+        raise ZeroDivisionError("division by zero")
+
+    state = model.ServiceState("cms", wanted=3, needed=3)
+    seen = world(QUIET, [server("d1"), server("d2")], state=state, classes=[jobs(waiting=2)])
+    assert leaves(plan_of(world(QUIET, [server("d1")])))
+    monkeypatch.setattr(services, "needed_servers", fails)
+    found = safe_plan(seen)
+    assert started(found.plan) == [A100.key] * 2
+    assert not found.plan.leaves and found.plan.services == (state,)
+    (told,) = why(found.plan, "service:cms")
+    assert "ZeroDivisionError" in told.describe()
+    assert found.faults == ("the planner failed: ZeroDivisionError: division by zero",)
 
 
 # --- beside jobs

@@ -50,15 +50,13 @@ def test_more_requests_than_all_servers_answer_wait() -> None:
 
 
 def test_jobs_that_announce_a_model_have_a_server_before_they_call() -> None:
-    worker = model.DroneType("here", "worker", 1000, 8, 20480, 0, vram_mib=16384)
     scenario = day.scenario((replace(ONE, at_s=1200.0, ahead_s=300.0, jobs=4),), 1)
-    (facility,) = scenario.facilities
-    facility = replace(facility, types=(worker, day.TRITON), reports_nodes=True)
-    world = WorldPlan((facility,), scenario.pool, bursts=scenario.bursts)
+    world = WorldPlan(scenario.facilities, scenario.pool, bursts=scenario.bursts)
     jobs = world.announcing_jobs
     assert {job.wants for job in jobs} == {JobRequirements(inference=("deepmet:3",))}
     assert {(job.submit_s, job.duration_s) for job in jobs} == {(900.0, 1500.0)}
-    outcome = simulate(replace(scenario, facilities=world.facilities, jobs=jobs))
+    assert scenario.jobs == jobs
+    outcome = simulate(scenario)
     assert outcome.violations == ()
     assert outcome.services["cms"].first_answers_s == [0.0]
     result = run(Replay("now", "bursts", (), world, scenario.policy), 1)
