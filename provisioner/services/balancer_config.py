@@ -132,7 +132,8 @@ def _rules(each: BalancedService, protocol: str, directory: Path) -> Iterator[st
     name = each.service.name
     if each.has_tokens:
         tokens = directory / tokens_file(name)
-        yield f"http-request set-var(txn.vo) http_auth_bearer,sha2(256),hex,lower,map({tokens})"
+        token = "req.fhdr(authorization),regsub(^[Bb]earer[[:space:]]*,)"  # http_auth_bearer is not in 2.4
+        yield f"http-request set-var(txn.vo) {token},sha2(256),hex,lower,map({tokens})"
         refusal = _refusal(protocol, 401, f"no valid token for {name}")
         yield f"http-request {refusal} unless {{ var(txn.vo) -m found }}"
     if protocol == "grpc":
