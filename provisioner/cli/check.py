@@ -49,7 +49,7 @@ from provisioner.services.balancer_config import (
     hashed_tokens,
     tokens_file,
 )
-from provisioner.store import StoreError
+from provisioner.store import StoreError, StoreUnusableError
 from provisioner.store.database import Place, database_of
 from provisioner.store.reader import Reader
 
@@ -68,10 +68,12 @@ def against_record(settings: config.Settings, path: Place) -> Iterator[config.Pr
         return
     try:
         live = Reader(path).drones()
-    except (OSError, StoreError) as error:
+    except (OSError, StoreUnusableError) as error:
         why = formatting.sanitize(str(error), formatting.SHORT_TEXT)
         message = f"{WARNING}not compared with the drones on record: {why}"
         yield _problem_at(settings.path, ("store", "path"), message)
+        return
+    except StoreError:  # the server has no record yet
         return
     files = {site.name: site.path for site in settings.sites}
     types = {kind.key for kind in settings.types}

@@ -55,7 +55,7 @@ class ServerSchema:
             try:
                 return {"password": self.password_file.read_text().strip()}
             except OSError as error:
-                raise StoreError(
+                raise StoreUnusableError(
                     f"store {self}: its password cannot be read: {error}. Let this account read the file, or name "
                     "the record with --store and a role of your own"
                 ) from error

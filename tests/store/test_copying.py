@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from provisioner.answers.errors import Exit
 from provisioner.model import DroneState, RequestKind
 from provisioner.store import StoreError, StoreHeldError, copying
 from provisioner.store.copying import TableCopy, copy_record
@@ -18,6 +19,8 @@ from tests.cli.conftest import process
 from tests.labs.postgresql import PostgresServer
 from tests.store.story import DONE, KEEP_S, KNOWN, drone, now_is, record, rows, starts, store_at
 from tests.store.test_same_record import _shown
+
+DEMO = Path(__file__).parents[2] / "site_configs" / "demo"
 
 
 async def fill(place: Place) -> None:
@@ -132,3 +135,20 @@ async def test_verbs_copy_a_record_and_read_it_by_its_url(
     config = file.with_name("provisioner.yaml")
     config.write_text(f"controller: kit\nstore: {{url: '{place}'}}\n")
     assert process("drones", "-o", "name", "--config", config).stdout == f"{drone(1).id}\n"
+
+
+def test_check_asks_the_server(tmp_path: Path, postgres: PostgresServer) -> None:
+    """A record that does not exist yet is no problem, a server that is away is a gap."""
+    for name in ("provisioner.yaml", "local.yaml"):
+        text = (DEMO / name).read_text()
+        text = text.replace("path: provisioner.db", f"url: '{postgres.new_place()}'")
+        (tmp_path / name).write_text(text)
+    config = tmp_path / "provisioner.yaml"
+    assert "url:" in config.read_text()
+    ran = process("check", "--config", config)
+    assert (ran.returncode, ran.stdout) == (0, "") and "warning" not in ran.stderr
+    config.write_text(config.read_text().replace("host=", "host=/nowhere"))
+    ran = process("check", "--config", config)
+    assert ran.returncode == 0 and "not compared with the drones on record" in ran.stderr
+    ran = process("check", "--live", "--config", config)
+    assert ran.returncode == Exit.UNMET and "the record cannot be written" in ran.stdout
