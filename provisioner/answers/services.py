@@ -73,6 +73,8 @@ class ServiceRow:
             return NO_PLAN_YET
         if not self.state.wanted:
             return "no demand"
+        if self.state.wanted == self.service.at_least:
+            return f"at least {self.state.wanted} are kept"
         if self.state.wanted > self.state.needed:
             return "kept for demand that may return"
         return "as many servers as the demand needs"

@@ -99,6 +99,8 @@ class _Demand:
 
     requests: dict[str, _Counter] = field(default_factory=dict)
     by_vo: dict[str, _Counter] = field(default_factory=dict)
+    knows_vos: bool = False
+    """The counters of VOs were read before: one that is new since then started at zero."""
     requested_at: float = 0.0
     requests_per_s: float = 0.0
     recent: deque[tuple[float, int]] = field(default_factory=deque)
@@ -126,10 +128,10 @@ class _Demand:
             self.requests_per_s = (self.total - before) / (now - began)
 
     def measure_vos(self, counts: Mapping[str, int]) -> None:
-        """Add the counters of the VOs; one that is new since the first call starts at zero."""
-        first = not self.by_vo
+        """Add the counters of the VOs."""
         for vo, value in counts.items():
-            self.by_vo.setdefault(vo, _Counter(value if first else 0)).add(value)
+            self.by_vo.setdefault(vo, _Counter(0 if self.knows_vos else value)).add(value)
+        self.knows_vos = True
 
 
 def _backends(name: str) -> Iterator[str]:

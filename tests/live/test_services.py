@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,11 +10,13 @@ from dataclasses import replace
 import pytest
 
 from provisioner.answers.lookup import newest_plan
+from provisioner.store.measures import MetricKey
 from tests.labs.controller import BIG, LabController
 from tests.labs.htcondor import Pool, gpu_job, kill, meanwhile, until
 from tests.labs.inference import (
     IDLE_S,
     MODEL,
+    REQUEST_S,
     InferenceLab,
     InferenceSite,
     ServerCounts,
@@ -212,3 +215,35 @@ def test_without_a_free_gpu_clients_are_refused_at_once_and_served_later(
 
         ends.touch()
         is_served_later(serving)
+
+
+def test_each_request_is_on_record_once_by_vo_and_by_model(serving: InferenceLab) -> None:
+    controller = serving.controller
+    answers = [serving.load(protocol, 15, 6).answers() for protocol in ("grpc", "http")]
+    sent = sum(len(each.rows) for each in answers)
+    assert [each.errors for each in answers] == [{}, {}]
+    serving.ask("http", "a-wrong-token")
+
+    def counted(metric: str, **labels: str) -> float:
+        key = MetricKey.of(f"provisioner_{metric}", **labels)
+        return controller.record.counters().get(key, 0.0)
+
+    of_model = {"service": "cms", "model": MODEL}
+    until(
+        lambda: (
+            counted("service_model_requests_total", **of_model) == sent
+            and counted("service_vo_requests_total", service="cms", vo="cms") == sent
+        ),
+        30,
+        what="all are counted",
+    )
+    work_s = counted("service_model_compute_seconds_total", **of_model)
+    assert work_s == pytest.approx(sent * REQUEST_S, rel=0.5)
+    use = {"site": "servers", "type": "triton", "use": "service"}
+    assert (
+        counted("gpu_seconds_total", **use)
+        > 10
+        > counted("gpu_seconds_total", **use | {"use": "idle"})
+    )
+    shown = json.loads(controller.prints("services", "-o", "json"))["items"]
+    assert [(each["serving"], each["request_s"] > 0) for each in shown] == [(2, True)]
