@@ -620,7 +620,13 @@ class Controller:
         moving = any(d.since > since and d.state in CHANGING for d in self.store.drones.values())
         view = self._poller.overlay.view
         waiting = view is not None and any(job.fresh for job in view.classes)
-        active = report.plan.acts or moving or waiting or self._poller.unanswered
+        services = self._poller.services_reading().view
+        # requests that wait, or that no server takes: one that starts is seen at once
+        unserved = services is not None and any(
+            each.queued or (each.requests_per_s and not services.slots)
+            for each in services.services
+        )
+        active = report.plan.acts or moving or waiting or unserved or self._poller.unanswered
         return self.policy.active_interval_s if active else self.policy.interval_s
 
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
