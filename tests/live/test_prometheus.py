@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -231,7 +232,10 @@ async def served(reader: Reader) -> AsyncIterator[int]:
 def expressions() -> Iterator[tuple[str, str]]:
     for name, board in dashboards().items():
         for title, query in queries(board):
-            yield f"{name}: {title}", query.replace("$__range", "6h").replace("$site", ".*")
+            yield (
+                f"{name}: {title}",
+                re.sub(r"\$(site|service)", ".*", query.replace("$__range", "6h")),
+            )
 
 
 def without_data(server: PrometheusServer) -> list[str]:
