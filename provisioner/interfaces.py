@@ -16,6 +16,7 @@ method.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol, Self, runtime_checkable
 
 from provisioner import model
@@ -33,6 +34,10 @@ from provisioner.values import frozen
 
 INTERFACE_VERSION = 1
 """Version of the interfaces: it changes with each change that an adapter of before would not survive."""
+
+
+OBSERVING: ContextVar[bool] = ContextVar("observing", default=False)
+"""True in the polls of a standby: they change nothing and begin no housekeeping."""
 
 
 class AdapterError(Exception):

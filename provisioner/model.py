@@ -713,6 +713,8 @@ class FaultKind(StrEnum):
     """The pool matches no waiting job of a class to the drones started for it, or a user's jobs fail on shared GPUs."""
     BLACK_HOLE = "black-hole"
     """Drones on this node make jobs fail that succeed elsewhere."""
+    LEASE = "lease"
+    """The controller made no call: its own lease ends too soon. No breaker counts it."""
     UNKNOWN = "unknown"
 
 
@@ -865,6 +867,8 @@ class RequestKind(StrEnum):
     """Put the orphans of the sites that ``drone_ids`` names on record."""
     STOP_ORPHANS = "stop-orphans"
     """Stop them."""
+    RESIGN = "resign"
+    """Leave the lease to another member."""
 
 
 @frozen
@@ -914,6 +918,10 @@ class Snapshot:
     """By service, as the plan before left them."""
     twins: Mapping[str, str] = factory(dict)
     """Other living controllers of this name, by their records, each with its newest drone or its process."""
+    starts_from: float = 0.0
+    """A new leader starts no drone at a site whose view is older: orders of the one before may still arrive there."""
+    unlisted: frozenset[str] = frozenset()
+    """Sites that a new leader has not listed often enough to stop orphans there."""
 
     @property
     def disabled(self) -> Mapping[str, OperatorRequest]:

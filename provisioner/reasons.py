@@ -553,6 +553,16 @@ class LiveTwin(ConfigurationReason):
 
 
 @_reason
+class NewLeader(BackOffReason):
+    """Orders of the leader before may still be carried out, and must be in the listing that starts count on."""
+
+    sentence = "another controller led until now: no drone is started at {site} before a listing after {until:time}"
+
+    site: str
+    until: float
+
+
+@_reason
 class DemandReturned(StepReason):
     sentence = "back in service: it can run waiting jobs of class {class_name} ({waiting:job})"
 
@@ -1186,6 +1196,7 @@ _Doubted = (
     | AllVanished
     | TooManyUnhealthy
     | Probing
+    | NewLeader
 )
 _Unknown = UnknownDrone | NotDraining | ShadowOnly | OrphansKept | LiveTwin
 _Held = _Limited | _Waiting | _AtSite | _Withheld | _Doubted | _Unknown

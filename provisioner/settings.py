@@ -247,6 +247,9 @@ class SitePolicy:
     site: str
     enabled: bool = True
     """`false`: start nothing there; running drones may finish."""
+    standby_polls: bool = True
+    """`false`: a standby does not poll the site, as for sites that limit logins. The first tick after a
+    take-over then waits for its view."""
     price: float = setting(default=1.0, ge=0, le=1e9)
     """Factor on the prices of the site's types: the operator's preference between sites."""
     queue_when_full: bool = False
@@ -442,6 +445,10 @@ class Policy:
     """The same for the jobs of accounting groups, by name; it holds for the groups within as well."""
     low_use: LowUsePolicy = LowUsePolicy()
     accounting: AccountingPolicy = AccountingPolicy()
+
+    @property
+    def overlay_poll_deadline_s(self) -> float:
+        return min(30.0, self.overlay_max_age_s / 2)
 
     def of_site(self, site: str) -> SitePolicy:
         return self.sites.get(site) or SitePolicy(site)

@@ -42,7 +42,7 @@ from adapters.local.resources import (
 )
 from adapters.shared.starts import outcome_unknown, rejected
 from provisioner import drone as drone_contract, model
-from provisioner.interfaces import AuditFinding, UnavailableError
+from provisioner.interfaces import OBSERVING, AuditFinding, UnavailableError
 from provisioner.model import (
     Bootstrap,
     DroneId,
@@ -226,7 +226,8 @@ class LocalSite:
             lacks=lacks,
             unfit=unfit,
         )
-        self._clean_up(old)
+        if not OBSERVING.get():
+            self._clean_up(old)
         return view
 
     def _bad_gpus(self, drones: Iterable[LocalDrone]) -> Mapping[int, LocalDrone]:

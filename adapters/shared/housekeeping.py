@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from adapters.shared.printing import printable
-from provisioner.interfaces import AdapterError
+from provisioner.interfaces import OBSERVING, AdapterError
 from provisioner.worker_process import WorkerProcess
 
 T = TypeVar("T")
@@ -41,7 +41,12 @@ class Housekeeping:
         """One line on the last task that failed in the newest round; empty if none did."""
 
     def begin(self, tasks: Callable[[], Iterable[Awaitable[None]]]) -> None:
-        """Begin a round after a poll, unless one is under way. ``tasks`` returns its work."""
+        """Begin a round after a poll, unless one is under way. ``tasks`` returns its work.
+
+        The polls of a standby begin none.
+        """
+        if OBSERVING.get():
+            return
         if self._polled_before and (self._round is None or self._round.done()):
             self._round = asyncio.create_task(
                 self._run(tasks), name=f"housekeeping of site {self._site}"

@@ -54,6 +54,7 @@ EVENT_SENTENCES = {
     "gpus.underused": "{job_class}: {why}",
     "job.collateral": "a neighbour in {drone} ended job {job} of {user}: {why}",
     "job.faulted": "job {job} of {user} faulted in {drone}: {why}",
+    "lease.epoch_went_back": "the database has lost transactions: {evidence}",
     "orphan.adopted": "{drone} was put on record: {why}",
     "orphan.found": "{drones} drones are not on record: {ids}",
     "orphan.stop_ordered": "{drone} at {site} is not on record and is stopped: {why}",

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from provisioner import formatting
 from provisioner.answers import troubles
@@ -18,13 +18,17 @@ from provisioner.answers.columns import (
     ago,
     flag,
     gpus,
+    ident,
     now,
     shown_as,
+    span_s,
     text,
     time_at,
     whole,
+    words,
 )
 from provisioner.answers.demand import CLASS_COLUMNS, ClassRow, class_rows
+from provisioner.answers.errors import UnmetError
 from provisioner.answers.events import EVENT_COLUMNS, of_event
 from provisioner.answers.lookup import class_names, newest_plan
 from provisioner.answers.plan import plan_summary
@@ -32,6 +36,7 @@ from provisioner.answers.query import Query, question
 from provisioner.answers.sites import SITE_COLUMNS, SiteRow, site_rows
 from provisioner.answers.usage import RecordedUse, underused, use_fact, with_use
 from provisioner.model import DroneState
+from provisioner.store.lease import Member
 from provisioner.store.measures import reasons_by_class
 from provisioner.store.reader import Reader
 from provisioner.usage import UsageReport, class_name
@@ -113,6 +118,7 @@ def _screen(
         facts,
         {
             "troubles": part(troubles.title(found), trouble_columns, found),
+            "members": part("Members", MEMBER_COLUMNS, member_rows(facts)),
             "views": part("Views", troubles.VIEW_COLUMNS, troubles.view_rows(views, now())),
             "credentials": part(
                 "Credentials", troubles.CREDENTIAL_COLUMNS, views.credentials if views else ()
@@ -146,6 +152,7 @@ def facts_of(reader: Reader) -> troubles.TroubleContext:
     live = reader.live_counts()
     plan = newest_plan(reader)
     refusing = any(each.refusing for each in live)
+    lease, members = reader.lease()
     return troubles.TroubleContext(
         at,
         holder,
@@ -164,6 +171,8 @@ def facts_of(reader: Reader) -> troubles.TroubleContext:
         budget_uses(reader, views.policy.accounting) if views else (),
         reader.is_shadow(),
         controller=reader.controller(),
+        lease=lease if members else None,
+        members=members,
         names=class_names(reader, views),
     )
 
@@ -176,6 +185,67 @@ def _holder_words(facts: troubles.TroubleContext) -> str:
     return f"{name}runs as process {holder.pid} on {holder.host} for {ago(holder.since)}{shadow}"
 
 
+def _leader_words(facts: troubles.TroubleContext) -> str:
+    if facts.lease is None:
+        return ""
+    renewed = formatting.age(max(0.0, facts.lease.now - facts.lease.renewed_at))
+    who = facts.lease.member if facts.lease.is_held else "none"
+    return f"{who}, epoch {facts.lease.epoch}, lease renewed {renewed} ago"
+
+
+class MemberRow(NamedTuple):
+    """Member that shares the record, with its state."""
+
+    name: str
+    state: str
+    age_s: float
+    lacks: str
+
+
+def member_rows(facts: troubles.TroubleContext) -> list[MemberRow]:
+    """Return a row for each member."""
+    lease = facts.lease
+    if lease is None:
+        return []
+
+    def state(member: Member) -> str:
+        if member.name == lease.member and lease.is_held:
+            return "leads"
+        if not member.is_alive(lease):
+            return "silent"
+        return "ready" if member.is_ready(lease) else "blind"
+
+    return [
+        MemberRow(each.name, state(each), lease.now - each.seen_at, _lacks(each))
+        for each in facts.members
+    ]
+
+
+_STATE = "leads; ready: it could lead at once; blind: it lacks views; silent: no sign of life for a minute."
+MEMBER_COLUMNS = (
+    ident("name", "Host and process.", head="MEMBER", least=12),
+    text("state", _STATE, choices=("leads", "ready", "blind", "silent")),
+    span_s("age_s", "Time since its last sign of life, seconds.", head="SEEN"),
+    words("lacks", "Views that it does not have, with the reason.", least=20),
+)
+
+
+def resignation(reader: Reader) -> str:
+    """Return the request that the leader hands over, in words. Raises :class:`UnmetError` without a ready standby."""
+    lease, members = reader.lease()
+    if not lease.is_held:
+        raise UnmetError("no member leads: `ha` is not configured, or all members are down")
+    ready = [each.name for each in members if each.name != lease.member and each.is_ready(lease)]
+    if not ready:
+        raise UnmetError("no standby is ready to lead: see `provisioner status`")
+    return f"hand over from {lease.member} to {' or '.join(ready)}"
+
+
+def _lacks(member: Member) -> str:
+    unpolled = [f"{site}: only the leader polls it" for site in member.unpolled]
+    return "; ".join([*member.lacks, *unpolled])
+
+
 def _tick_words(facts: troubles.TroubleContext) -> str:
     if facts.views is None:
         return "none yet"
@@ -185,6 +255,20 @@ def _tick_words(facts: troubles.TroubleContext) -> str:
 
 STATUS_FACTS = (
     text("controller", "Name.", "controller"),
+    text(
+        "leader",
+        "Member that leads; null: none, or a controller on its own.",
+        lambda facts: facts.lease.member if facts.lease and facts.lease.is_held else None,
+        null=True,
+        head="leader",
+        show=_leader_words,
+    ),
+    whole("epoch", "Epoch of the lease; null: a controller on its own.", "lease.epoch", null=True),
+    span_s(
+        "lease_age_s",
+        "Time since the lease was renewed, seconds; null: a controller on its own.",
+        lambda facts: facts.lease.now - facts.lease.renewed_at if facts.lease else None,
+    ),
     flag(
         "running",
         "Whether a controller runs.",

@@ -42,6 +42,7 @@ from provisioner.reasons import (
     TooManyUnhealthy,
 )
 from provisioner.store import Event, Holder, Views
+from provisioner.store.lease import Lease, Member
 from provisioner.store.measures import DroneCount, reasons_by_class
 from provisioner.usage import MeasuredUse, describe_use
 
@@ -70,6 +71,7 @@ _EVENT_WORDS = {
     "clock.doubted": "the clock of this host may be wrong: no limit ends a drone and no record is deleted",
     "drone.black_hole": "draining because jobs failed in it one after the other; check its node",
     "slots.not_removed": "the pool still lists slots of dead drones and may match jobs to them",
+    "lease.epoch_went_back": "orders of these seconds may be missing on record; their drones are orphans",
     "store.outdated": "the record is older than the drones at the sites, as after a restored backup",
 }
 STOPPED_ELSEWHERE = "drone.stopped_elsewhere"
@@ -118,6 +120,9 @@ class TroubleContext(NamedTuple):
     shadow: bool = False
     controller: str = ""
     """Name of the controller whose record this is."""
+    lease: Lease | None = None
+    """Lease of the members that share the record; None: a controller on its own."""
+    members: Sequence[Member] = ()
     names: ClassNames = ClassNames(None)
 
 
@@ -176,6 +181,30 @@ def _controller(facts: TroubleContext) -> Troubles:
         left = f"{facts.free_bytes >> 20} MiB"
         message = f"disk of the store nearly full: {left} free. Free space: the controller acts only if it can record"
         yield _critical("disk-full", "controller", message)
+
+
+def _members(facts: TroubleContext) -> Troubles:
+    """Yield that no member leads, that no other one could, and that the database has lost an epoch."""
+    lease = facts.lease
+    if lease is None:
+        return
+    if not lease.is_held:
+        left = formatting.age(max(0.0, lease.now - lease.renewed_at))
+        message = f"no member leads; the lease of epoch {lease.epoch} was renewed {left} ago"
+        yield _critical("leader-missing", "controller", message)
+    ready = [each for each in facts.members if each.name != lease.member and each.is_ready(lease)]
+    if not ready:
+        lacks = [
+            f"{each.name} lacks {'; '.join(each.lacks) or 'a sign of life'}"
+            for each in facts.members
+            if each.name != lease.member
+        ]
+        why = formatting.excerpt("; ".join(lacks) or "no other member runs")
+        yield _warning("standby-blind", "controller", f"no standby could lead at once: {why}")
+    seen = max((each.epoch for each in facts.members), default=0)
+    if seen > lease.epoch:
+        message = f"the database is in epoch {lease.epoch}, a member has seen {seen}: it lost transactions"
+        yield _critical("epoch-went-back", "controller", message)
 
 
 def _silent_s(facts: TroubleContext) -> float:
@@ -482,6 +511,7 @@ def _budgets(facts: TroubleContext) -> Troubles:
 
 TROUBLE_RULES: Sequence[TroubleRule] = (
     _controller,
+    _members,
     _credentials,
     _negotiator_silent,
     _breakers_not_active,

@@ -49,9 +49,10 @@ def run(
     """Run the controller.
 
     SIGTERM or Ctrl-C ends it. Its drones keep running, and the next controller continues with them. Only one
-    controller can hold a record; a second one refuses to start and names the first. SIGHUP or `provisioner reload`
-    reads a changed configuration. Log lines go to stderr, under systemd with priorities for the journal. With --shadow
-    it polls pool and sites beside another system and gives no orders; this needs a record of its own.
+    controller can hold a record; a second one refuses to start and names the first, or stands by with `ha`. SIGHUP or
+    `provisioner reload` reads a changed configuration. Log lines go to stderr, under systemd with priorities for the
+    journal. With --shadow it polls pool and sites beside another system and gives no orders; this needs a record of
+    its own.
 
     \b
     Examples:

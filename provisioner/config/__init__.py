@@ -9,6 +9,7 @@ from typing import Any
 
 from provisioner.config.models import (
     BalancerSection,
+    HaSection,
     ServiceSection,
     StoreSection,
     WebSection,
@@ -52,6 +53,7 @@ class Settings:
     services: tuple[ServiceSection, ...] = ()
     """With their secrets, which ``policy.services`` has not."""
     balancer: BalancerSection | None = None
+    ha: HaSection | None = None
     warnings: tuple[Problem, ...] = ()
     """Settings that are valid but probably not intended; for the log and for ``check``."""
 
@@ -174,6 +176,8 @@ def _fixed_while_running(old: Settings, new: Settings) -> Iterator[str]:
         yield "store: retention is read only at start; restart the controller, its drones stay"
     if old.overlay != new.overlay:
         yield "overlay: adapter and options are read only at start; restart the controller, its drones stay"
+    if old.ha != new.ha:
+        yield "ha: it is read only at start; restart all members, the drones stay"
 
 
 def _leaves_drones(

@@ -219,6 +219,7 @@ class _ConfigReader:
             web=model.web,
             services=model.services,
             balancer=model.balancer,
+            ha=model.ha,
             warnings=tuple(self.warnings()),
         )
 

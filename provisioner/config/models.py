@@ -465,6 +465,13 @@ class WebTokenSection(ConfigSection):
     """Audiences of this service. Tokens for any service pass with `https://wlcg.cern.ch/jwt/v1/any` or `ANY`."""
 
 
+class HaSection(ConfigSection):
+    """Several controllers with one record: one leads, the others stand by. Each has the same files."""
+
+    lease: PositiveDuration = Field(10.0, ge=2, le=600, examples=["10s"])
+    """Time after which another member leads if the leader gives no sign of life."""
+
+
 class WebSection(ConfigSection):
     """The web service (`provisioner serve`). It reads this section when it starts."""
 
@@ -589,6 +596,8 @@ class ControllerFile(ConfigSection):
         None, examples=[{"socket": "/run/haproxy/admin.sock", "host": "balancer.example.org"}]
     )
     """The balancer of all services. Default: none; then clients have to find the servers themselves."""
+    ha: HaSection | None = Field(None, examples=[{"lease": "10s"}])
+    """Several controllers with one record. Default: one controller."""
     web: WebSection = Field(WebSection(), examples=[{"listen": "127.0.0.1:8618"}])
     """The web service."""
 

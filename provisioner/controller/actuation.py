@@ -15,6 +15,7 @@ import structlog
 
 from provisioner import model
 from provisioner.controller.clock import Clock
+from provisioner.controller.leadership import Leadership
 from provisioner.controller.polling import fault_of, within
 from provisioner.controller.sanitize import sanitize_result
 from provisioner.interfaces import (
@@ -51,6 +52,15 @@ OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S = 4.0, 60.0
 """Factor and constant of the idle timeout of the drone itself: well after the controller would have drained it."""
 OWN_TIMEOUT_WARM_S = 6 * 3600.0
 """Its smallest value where there is headroom: any idle drone may be one that is kept warm."""
+
+
+@frozen
+class OrderTerms:
+    """The clock, the leadership that each call needs, and the deadline of a site's calls."""
+
+    clock: Clock
+    leadership: Leadership
+    deadline_s: float = DRAIN_DEADLINE_S
 
 
 @frozen
@@ -143,7 +153,7 @@ def _start_order(start: model.Start, kind: DroneType, policy: Policy) -> StartOr
 
 
 async def carry_out(
-    batch: OrderBatch, site: Site | None, pools: Pools, clock: Clock, deadline_s: float
+    batch: OrderBatch, site: Site | None, pools: Pools, terms: OrderTerms
 ) -> BatchResults:
     """Carry out a batch. Stops come first: they make room. Never raises."""
     if site is None:
@@ -151,19 +161,19 @@ async def carry_out(
         for mode, why in dict.fromkeys((d.mode, d.reason.kind) for d in batch.drains):
             ids = [d.drone.id for d in batch.drains if (d.mode, d.reason.kind) == (mode, why)]
             drained = partial(_drained, pools, batch.drains[0].drone.service, ids, mode, why)
-            results += await _asked(ids, drained, clock, DRAIN_DEADLINE_S)
+            results += await _asked(ids, drained, terms)
         return BatchResults("", leaves=tuple(results))
     leaves: list[OrderResult] = []
     if batch.stops:
         stop_ids = [o.drone_id for o in batch.stops]
-        leaves = await _asked(stop_ids, lambda: site.stop(batch.stops), clock, deadline_s)
+        leaves = await _asked(stop_ids, lambda: site.stop(batch.stops), terms)
     if not batch.starts:
         return BatchResults(batch.site, leaves=tuple(leaves))
-    admitted, admissions = await _admit(batch.starts, pools, clock)
+    admitted, admissions = await _admit(batch.starts, pools, terms)
     starts: list[OrderResult] = []
     if admitted:
         start_ids = [o.drone_id for o in admitted]
-        starts = await _asked(start_ids, lambda: site.start(admitted), clock, deadline_s)
+        starts = await _asked(start_ids, lambda: site.start(admitted), terms)
     return BatchResults(batch.site, tuple(starts), tuple(leaves), tuple(admissions))
 
 
@@ -174,7 +184,7 @@ async def _drained(
 
 
 async def _admit(
-    orders: Sequence[StartOrder], pools: Pools, clock: Clock
+    orders: Sequence[StartOrder], pools: Pools, terms: OrderTerms
 ) -> tuple[list[StartOrder], list[OrderResult]]:
     """Request a bootstrap for every order, as late as possible; the site gets no order without one."""
     admitted: list[StartOrder] = []
@@ -184,9 +194,12 @@ async def _admit(
     until = loop.time() + ADMISSION_DEADLINE_S
     for order in orders:
         try:
-            bootstrap = await within(until - loop.time(), pools.bootstrap(order))
+            terms.leadership.require()
+            bootstrap = await within(
+                until - loop.time(), pools.bootstrap(order), terms.leadership.limit
+            )
         except Exception as error:
-            fault = fault_of(error, clock.now())
+            fault = fault_of(error, terms.clock.now())
             log.warning("bootstrap.failed", drone=order.drone_id, message=fault.message)
             results.append(OrderResult(order.drone_id, OrderOutcome.REJECTED, fault=fault))
         else:
@@ -198,12 +211,14 @@ async def _admit(
 async def _asked(
     ids: Sequence[DroneId],
     ask: Callable[[], Awaitable[OrderResults]],
-    clock: Clock,
-    deadline_s: float,
+    terms: OrderTerms,
 ) -> list[OrderResult]:
     """Return one result per id. Writes are not retried; an order without an answer is unknown, never "not done"."""
+    clock = terms.clock
     try:
-        answered = {r.drone_id: sanitize_result(r) for r in await within(deadline_s, ask())}
+        terms.leadership.require()
+        answers = await within(terms.deadline_s, ask(), terms.leadership.limit)
+        answered = {each.drone_id: sanitize_result(each) for each in answers}
     except (UnavailableError, RejectedError, AuthError) as error:
         fault = fault_of(error, clock.now())
         return [OrderResult(i, OrderOutcome.REJECTED, fault=fault) for i in ids]
@@ -249,6 +264,7 @@ class DeadSlots:
 
     overlay: object
     clock: Clock
+    leadership: Leadership
     _dead: dict[DroneId, _Dead] = factory(dict)
     _task: asyncio.Task[list[OrderResult]] | None = None
     _failing: bool = False
@@ -272,7 +288,8 @@ class DeadSlots:
             drift_s = self.clock.drift_s()
             overlay = self.overlay
             wall = {drone_id: ended_at + drift_s for drone_id, ended_at in due.items()}
-            removal = _asked(list(due), lambda: overlay.forget(wall), self.clock, FORGET_DEADLINE_S)
+            terms = OrderTerms(self.clock, self.leadership, FORGET_DEADLINE_S)
+            removal = _asked(list(due), lambda: overlay.forget(wall), terms)
             self._task = group.create_task(removal, name="forget-drones")
 
     def answered(self) -> Fault | None:

@@ -26,6 +26,7 @@ from provisioner.controller.journal import (
     read_store,
     write_store,
 )
+from provisioner.controller.leadership import Leadership
 from provisioner.controller.low_use import LowUseWatch
 from provisioner.controller.orphans import OrphanWatch
 from provisioner.controller.past_runs import PastRuns
@@ -160,6 +161,11 @@ class Controller:
     """Functions that return the credentials of the options, by their user: ``overlay``, ``site:<name>``, ``web``."""
     on_reload: Callable[[], None] = lambda: None
     """Called when an operator has requested to read the configuration again."""
+    on_resign: Callable[[], None] = lambda: None
+    """Called when an operator has requested that another member leads."""
+    leadership: Leadership = factory(Leadership)
+    warm: Poller | None = None
+    """Polls of a standby, whose views this controller begins with."""
     threaded: bool = False
     """Sanitize, plan and estimate in a thread, so that the loop goes on; inline on a virtual clock."""
     _stop: asyncio.Event = factory(asyncio.Event)
@@ -188,10 +194,13 @@ class Controller:
     """Work between two ticks, in this order."""
     _dead_slots: DeadSlots = field(init=False)
     _past_runs: PastRuns = field(init=False)
+    _leads_since: float = 0.0
+    _starts_from: float = 0.0
+    """No drone is started by an older view of its site."""
 
     def __post_init__(self) -> None:
         self._compute = ComputeThread(self.threaded)
-        self._dead_slots = DeadSlots(self.overlay, self.clock)
+        self._dead_slots = DeadSlots(self.overlay, self.clock, self.leadership)
         self.measures = TickMeasures(self.store, self.clock, self._compute)
         self.recorder = EstimateRecorder(self.estimation, self.store, self.clock, self.event)
         self._clock_watch = ClockWatch(self.clock, self.store, self.event)
@@ -215,6 +224,9 @@ class Controller:
             self._poller.services = PollTarget(
                 "services", self._poll_services, SERVICES_DEADLINE_S, kind="services"
             )
+        if self.warm is not None:
+            overlay.view = self.warm.overlay.view
+            self._poller.sites = self.warm.sites
 
     async def __aenter__(self) -> Self:
         await self._clock_watch.settle(start=True)
@@ -222,6 +234,11 @@ class Controller:
         self._past_runs.begin()
         await self._group.__aenter__()
         self._set_poll_targets()
+        self._leads_since = self.clock.now()
+        if self.leadership.takes_over:  # its last orders may still be carried out
+            sites = self.policy.sites.values()
+            longest_s = max((each.order_deadline_s for each in sites), default=0.0)
+            self._starts_from = self._leads_since + longest_s
         return self
 
     async def __aexit__(
@@ -297,6 +314,11 @@ class Controller:
                 async with asyncio.timeout(self._pause(report)):
                     await stop.wait()
 
+    @property
+    def awaits_orders(self) -> bool:
+        """Return True while an order is under way, or has a result that is not on record."""
+        return bool(self._orders)
+
     def is_making_progress(self) -> bool:
         """Return False if a turn of :meth:`run` hangs."""
         return asyncio.get_running_loop().time() < self._turn_due_at
@@ -306,6 +328,7 @@ class Controller:
 
     async def _poll_services(self) -> ServicesView:
         assert self.services is not None
+        self.leadership.require()  # it changes the balancer
         drones = [drone for drone in self.store.drones.values() if drone.service]
         return await self.services.poll(drones, self.types)
 
@@ -356,6 +379,10 @@ class Controller:
             services=self._poller.services_reading(),
             service_states=self.store.committed.services,
             twins=twins,
+            starts_from=self._starts_from,
+            unlisted=self._orphans.unlisted(readings, self._leads_since)
+            if self.leadership.term
+            else frozenset(),
         )
 
     def _unrecorded(self, readings: Iterable[model.PolledSite]) -> dict[str, list[RemoteDrone]]:
@@ -380,9 +407,12 @@ class Controller:
                         "claim.failed", site=name, message=f"{type(error).__name__}: {error}"
                     )
                 else:
+                    births = {each: each.partition(" ")[0] for each in others}
                     found |= {
-                        f"{self.name}-{each.partition(' ')[0]}": f"{each}, site {name}"
-                        for each in others
+                        f"{self.name}-{birth}": f"{each}, site {name}"
+                        for each, birth in births.items()
+                        # another member with this record
+                        if not (self.leadership.term and birth == self.store.birth)
                     }
         return found
 
@@ -392,6 +422,8 @@ class Controller:
         with self.measures.timed(STORE_WRITE_SECONDS):
             if not await write_store("store.write_failed", self.store.record(plan, snapshot)):
                 return False
+        if any(each.kind is RequestKind.RESIGN for each in snapshot.requests):
+            self.on_resign()
         log_plan(plan)
         log_breakers(snapshot.breakers, plan.breakers, snapshot.overlay.view)
         await self._reports.plan(plan, snapshot)
@@ -490,8 +522,8 @@ class Controller:
             deadline_s = limits.order_deadline_s if limits else actuation.DRAIN_DEADLINE_S
             if batch.site and site is None:
                 continue  # a site that was removed with drones on record: nobody can be asked
-            pools = Pools(self.overlay, self.services)
-            work = actuation.carry_out(batch, site, pools, self.clock, deadline_s)
+            terms = actuation.OrderTerms(self.clock, self.leadership, deadline_s)
+            work = actuation.carry_out(batch, site, Pools(self.overlay, self.services), terms)
             begun.append(self._group.create_task(work, name=f"act:{batch.site or 'pool'}"))
             self._orders[begun[-1]] = batch.site
         if begun:  # earlier ones may hang: they are not waited for again
@@ -607,7 +639,7 @@ class Controller:
             if user in sources and isinstance(adapter, SupportsCredentials):
                 sources[user].append(adapter.credentials)
         self._poller.credentials.sources = sources
-        self._poller.overlay.deadline_s = min(30.0, self.policy.overlay_max_age_s / 2)
+        self._poller.overlay.deadline_s = self.policy.overlay_poll_deadline_s
 
     def _work(self) -> WorkContext:
         view = self._poller.overlay.view

@@ -13,6 +13,8 @@ from provisioner.model import DroneId, DroneState, PolledSite, RemoteDrone, Remo
 from provisioner.store import serial_of
 from provisioner.values import define, factory
 
+LISTINGS = 2
+"""Listings of a site that a new leader needs before it stops orphans there."""
 SETTLE_S = 60.0
 """Time after the first view of a site in which it may list late what was started before."""
 
@@ -27,6 +29,8 @@ class OrphanWatch:
     """Orphans by the time at which they were first seen, and signs of life of other controllers of our name."""
 
     since: dict[DroneId, float] = factory(dict)
+    _listings: dict[str, set[float]] = factory(dict)
+    """By site: times of its first listings under a new leader, up to as many as it needs."""
     _looked_at: dict[str, float] = factory(dict)
     """By site: time of the first view."""
     _newest: dict[str, int] = factory(dict)
@@ -69,6 +73,17 @@ class OrphanWatch:
                 if record in self._grown_at:  # its controller lives, or did: the grace never passes
                     listed[drone_id] = now
         self.since = listed
+
+    def unlisted(self, sites: Mapping[str, PolledSite], since: float) -> frozenset[str]:
+        """Return the sites with fewer than :data:`LISTINGS` good listings taken after ``since``."""
+        found = set()
+        for name, polled in sites.items():
+            times = self._listings.setdefault(name, set())
+            if len(times) < LISTINGS and polled.view is not None and polled.fault is None:
+                times |= {polled.view.taken_at} if polled.view.taken_at >= since else set()
+            if len(times) < LISTINGS:
+                found.add(name)
+        return frozenset(found)
 
     def twins(self, within_s: float, now: float) -> dict[str, str]:
         """Return the records whose drones became more within the last seconds, each with its newest drone."""

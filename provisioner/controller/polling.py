@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -49,14 +49,20 @@ RETRY_AFTER_S = 0.2
 View = TypeVar("View", SiteView, OverlayView, ServicesView)
 
 
-async def within(deadline_s: float, call: Awaitable[T]) -> T:
+async def within(
+    deadline_s: float,
+    call: Awaitable[T],
+    limit: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
+) -> T:
     """Return the answer of ``call``. Raises TimeoutError after ``deadline_s``, else what the adapter raises.
+
+    ``limit`` returns what limits the call: a leader's calls end with its lease.
 
     It never raises a cancellation that the adapter caused: that would be taken for ours and end the
     controller.
     """
     try:
-        async with asyncio.timeout(deadline_s):
+        async with limit(deadline_s):
             return await call
     except asyncio.CancelledError as error:
         task = asyncio.current_task()

@@ -74,6 +74,7 @@ _summary = partial(_spec, "summary")
 _LIVE = tuple(state.value for state in DroneState if not state.ended)
 _ENDED_STATES = tuple(state.value for state in DroneState if state.ended)
 _USES = (*dict.fromkeys(GPU_USES.values()), SERVICE_USE)
+_FAULTS = tuple(kind for kind in FaultKind if kind is not FaultKind.LEASE)
 _STARTS = ("jobs-waiting", "headroom-short")
 _LEAVES = ("black-hole", "black-hole-node", "idle-timeout", "preempted-for-owner", "unneeded")
 
@@ -110,7 +111,7 @@ METRICS: Sequence[MetricSpec] = (
         "1 if decisions use the view, 0 if too old or missing; of enabled sites.",
         "scope",
     ),
-    _counter("faults_total", "Failures that count for a breaker.", "scope kind", tuple(FaultKind)),
+    _counter("faults_total", "Failures that count for a breaker.", "scope kind", _FAULTS),
     _gauge("nodes_avoided", "Nodes that are banned as black holes.", "site"),
     _gauge("gpus_free", "Free GPUs of a site by its newest view, if it reports them.", "site"),
     _gauge("drones_limit", "Largest number of drones at a site (`limits.max_drones`).", "site"),

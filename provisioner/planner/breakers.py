@@ -385,7 +385,7 @@ def update_by_order_results(
         kind = types[result.drone_id]
         if result.answer is model.OrderOutcome.OK:
             accepted += kind, Scope(kind.site)
-        elif result.fault is not None:
+        elif result.fault is not None and result.fault.kind is not FaultKind.LEASE:
             fault = replace(result.fault, of_order=True)
             worst.setdefault(_scope(fault, kind), fault)
     changed = [

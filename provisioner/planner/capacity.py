@@ -282,6 +282,9 @@ class StartLimits:
         disabled = snapshot.disabled.get(kind.site)
         if disabled is not None:
             return reasons.SiteDisabled(kind.site, disabled.by, disabled.reason)
+        view = self.context.validity.views.get(kind.site)
+        if view is not None and view.taken_at < snapshot.starts_from:
+            return reasons.NewLeader(kind.site, snapshot.starts_from)
         return (
             dead_credential(snapshot, f"site:{kind.site}")
             or self.context.validity.sites.get(kind.site)

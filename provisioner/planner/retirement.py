@@ -676,7 +676,7 @@ def _stop_orphans(retirement: Retirement, paused: bool) -> None:
             until = snapshot.orphans.get(drone_id, context.now) + snapshot.policy.orphan_grace_s
             if (drone_id, site) in decided:
                 continue
-            if not paused and (
+            if not (paused or site in snapshot.unlisted) and (
                 known is not None or (context.now >= until and _has_no_job(context, site, remote))
             ):
                 reason = reasons.Orphan(known.value if known is not None else "")
@@ -704,7 +704,7 @@ def _settle_orphans(retirement: Retirement, request: OperatorRequest, site: str)
     """Adopt or stop the orphans of a site as an operator asks. Return False while its view is doubted."""
     context = retirement.context
     now = retirement.context.now
-    if site in context.validity.sites and context.validity.sites[site] is not None:
+    if context.validity.sites.get(site) is not None or site in context.snapshot.unlisted:
         return False
     reason = reasons.OperatorRequested(request.by, request.reason)
     for drone_id, remote in _orphans(context, site).items():

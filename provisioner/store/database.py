@@ -136,15 +136,21 @@ class StoreConnection(Protocol):
 class Database(ABC):
     """The database of one record. A controller holds it; readers open it for each call."""
 
+    clock: ClassVar[str]
+    """Its time in SQL, in seconds since the epoch."""
+    begin_brief: ClassVar[str]
+    """Statement that begins a transaction of a few rows, which waits for no other one that it need not."""
     errors: ClassVar[type[Exception]]
     """Base class of the errors of its statements."""
     place: Place
 
     @abstractmethod
     def hold(
-        self, controller: str, birth: str | None, *, shadow: bool = False
+        self, controller: str, birth: str | None, *, shadow: bool = False, shared: bool = False
     ) -> tuple[StoreConnection, str]:
         """Lock the record for this process, and create or migrate it. Return a connection and the claim to record.
+
+        ``shared``: members lock it together, and exclude a controller on its own.
 
         Raises :class:`StoreError`.
         """

@@ -14,11 +14,11 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from provisioner.store import Holder, StoreError, StoreUnusableError, lock
+from provisioner.store import Holder, StoreError, StoreHeldError, StoreUnusableError, lock
 from provisioner.store.database import (
     BUSY_TIMEOUT_S,
     NOTHING_RECORDED,
@@ -44,6 +44,8 @@ _NO_LOG = (
 class SqliteDatabase(Database):
     """The record in a file."""
 
+    clock = "(julianday('now') - 2440587.5) * 86400.0"
+    begin_brief = "BEGIN IMMEDIATE"
     errors = sqlite3.Error
     place: Path
 
@@ -52,13 +54,18 @@ class SqliteDatabase(Database):
         self._lock = lock.StoreLock(place)
 
     def hold(
-        self, controller: str, birth: str | None, *, shadow: bool = False
+        self, controller: str, birth: str | None, *, shadow: bool = False, shared: bool = False
     ) -> tuple[StoreConnection, str]:
         try:
             self.place.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"store {self.place}: cannot create its directory: {error}") from error
-        holder = self._lock.take()
+        if shared and not self.place.exists():  # one of them creates it
+            with suppress(StoreHeldError):
+                self._lock.take()
+                open_store(self.place, controller, birth).close()
+                self._lock.release()
+        holder = self._lock.take(shared=shared)
         path = Path(os.path.realpath(self.place))  # the lock's file and SQLite's own lie beside it
         connection = open_store(path, controller, birth, shadow=shadow)
         return connection, lock.claim_of(holder, path)

@@ -41,8 +41,12 @@ class StoreLock:
         self._store = store
         self._fd = -1
 
-    def take(self) -> Holder:
-        """Lock the store for this process. Raises :class:`StoreHeldError`, naming the holder, if another has it."""
+    def take(self, *, shared: bool = False) -> Holder:
+        """Lock the store for this process, or with others (``shared``) that do so.
+
+        Raises :class:`StoreHeldError`, naming the holder, if another has it.
+        """
+        self.release()
         path = lock_path(self._store)
         for attempt in range(_LOCK_ATTEMPTS):
             try:
@@ -51,7 +55,7 @@ class StoreLock:
                 raise StoreError(f"store {self._store}: cannot lock it: {error}") from error
             with suppress(OSError):  # of an earlier release, which let everybody read it
                 os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & _LOCK_FILE_MODE)
-            free = _flock(fd, fcntl.LOCK_EX)
+            free = _flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             with suppress(FileNotFoundError):  # it may have been removed before it was locked
                 if free and os.path.samestat(os.fstat(fd), os.stat(path)):
                     break
@@ -69,7 +73,7 @@ class StoreLock:
             time.sleep(_LOCK_PAUSE_S)
         self._fd = fd
         holder = this_process()
-        self._write(_as_json(holder))
+        self._write(holder_json(holder))
         return holder
 
     def release(self) -> None:
@@ -93,13 +97,13 @@ def this_process() -> Holder:
 
 def claim_of(holder: Holder, store: Path) -> str:
     """Return the claim of ``holder`` on the file at ``store``, as text in it: copies of a store are made."""
-    return f"{file_id(store)} {_as_json(holder)}"
+    return f"{file_id(store)} {holder_json(holder)}"
 
 
 def read_claim(text: str) -> tuple[str, Holder]:
     """Return the id of the file that a claim is for, and the holder; pid 0 if that cannot be read."""
     file, _, holder = text.partition(" ")
-    return file, _holder(holder)
+    return file, read_holder(holder)
 
 
 def holder_of(store: Path) -> Holder | None:
@@ -178,15 +182,15 @@ def file_id(store: Path) -> str:
     return f"{found.st_dev}:{found.st_ino}"
 
 
-def _as_json(holder: Holder) -> str:
+def holder_json(holder: Holder) -> str:
     return json.dumps(asdict(holder), sort_keys=True)
 
 
 def _read(fd: int) -> Holder:
-    return _holder(os.pread(fd, 4096, 0).decode(errors="replace"))
+    return read_holder(os.pread(fd, 4096, 0).decode(errors="replace"))
 
 
-def _holder(text: str) -> Holder:
+def read_holder(text: str) -> Holder:
     """Return the holder that a text names; pid 0 while it has not written its name yet."""
     try:
         known = json.loads(text)

@@ -131,6 +131,8 @@ def _ordered(names: tuple[str, ...], values: Any) -> Any:
 class PostgresDatabase(Database):
     """The record of a controller in a schema of its own."""
 
+    clock = "extract(epoch FROM clock_timestamp())::double precision"
+    begin_brief = "BEGIN"
     errors = psycopg.Error
     place: ServerSchema
 
@@ -140,7 +142,7 @@ class PostgresDatabase(Database):
         """Connections of readers between two reads."""
 
     def hold(
-        self, controller: str, birth: str | None, *, shadow: bool = False
+        self, controller: str, birth: str | None, *, shadow: bool = False, shared: bool = False
     ) -> tuple[PostgresConnection, str]:
         sql = self._connect()
         try:
@@ -148,7 +150,8 @@ class PostgresDatabase(Database):
             self._migrate(sql)
             meta = dict(sql.execute("SELECT key, value FROM meta").fetchall())
             self.refuse_other(meta, controller, shadow)
-            query = "SELECT pg_try_advisory_lock(?, 'meta'::regclass::oid::integer)"
+            kind = "_shared" if shared else ""
+            query = f"SELECT pg_try_advisory_lock{kind}(?, 'meta'::regclass::oid::integer)"
             if sql.execute(query, (APPLICATION_ID,)).fetchone() != (True,):
                 raise lock.held(self.place, lock.read_claim(meta.get(lock.HOLDER, ""))[1])
         except psycopg.Error as error:
@@ -241,7 +244,8 @@ class PostgresDatabase(Database):
             try:
                 row = sql.execute(
                     "SELECT value FROM meta WHERE key = ? AND EXISTS (SELECT 1 FROM pg_locks"
-                    " WHERE locktype = 'advisory' AND classid = ? AND objid = 'meta'::regclass)",
+                    " WHERE locktype = 'advisory' AND classid = ? AND objid = 'meta'::regclass"
+                    " AND mode = 'ExclusiveLock')",
                     (lock.HOLDER, APPLICATION_ID),
                 ).fetchone()
             finally:
@@ -332,8 +336,10 @@ class PostgresDatabase(Database):
             sql.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", meta.items())
 
     def _migrate(self, sql: PostgresConnection) -> None:
-        version = self.version(sql)
-        for number, script in enumerate(file.MIGRATIONS[version:], version + 1):
+        while (version := self.version(sql)) < len(file.MIGRATIONS):
             with sql.raw.transaction():
-                self.run_script(sql, script.read_text())
-                sql.execute("UPDATE meta SET value = ? WHERE key = ?", (str(number), _SCHEMA_KEY))
+                sql.execute("SELECT pg_advisory_xact_lock(?)", (APPLICATION_ID,))
+                if self.version(sql) == version:  # else another member has run it
+                    self.run_script(sql, file.MIGRATIONS[version].read_text())
+                    change = "UPDATE meta SET value = ? WHERE key = ?"
+                    sql.execute(change, (str(version + 1), _SCHEMA_KEY))

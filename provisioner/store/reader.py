@@ -42,7 +42,8 @@ from provisioner.store import (
 )
 from provisioner.store.database import SHADOW, Place, StoreConnection, database_of, marks
 from provisioner.store.file import MIGRATIONS
-from provisioner.store.lock import HOLDER, is_alive, read_claim
+from provisioner.store.lease import Lease, Member, read_lease, read_members
+from provisioner.store.lock import HOLDER, is_alive, read_claim, read_holder
 from provisioner.store.measures import DroneCount, MetricKey
 from provisioner.store.observations import Observation
 from provisioner.usage import RecordedRuns
@@ -69,14 +70,31 @@ class Reader:
         self.database = database_of(path)
 
     def holder(self) -> store.Holder | None:
-        """Return the controller that runs now, if one does."""
+        """Return the controller that runs now, if one does: of several members the one that leads."""
         try:
-            return self.database.holder()
+            holder = self.database.holder()
         except PermissionError:  # the lock is not for everybody: the record says who took it last
             with self._open() as sql:
                 row = sql.execute("SELECT value FROM meta WHERE key = ?", (HOLDER,)).fetchone()
-        holder = read_claim(row[0])[1] if row else None
-        return holder if holder is not None and is_alive(holder) is not False else None
+            holder = read_claim(row[0])[1] if row else None
+            holder = holder if holder is not None and is_alive(holder) is not False else None
+        return holder or self._leader()
+
+    def _leader(self) -> store.Holder | None:
+        """Return the member that leads, of several that share this record."""
+        try:
+            lease, members = self.lease()
+        except store.StoreError:
+            return None
+        for each in members:
+            if lease.is_held and each.name == lease.member:
+                return replace(read_holder(each.holder), since=lease.since_at)
+        return None
+
+    def lease(self) -> tuple[Lease, list[Member]]:
+        """Return the lease of the members that share this record, and the members; none if one alone uses it."""
+        with self._open() as sql:
+            return read_lease(sql, self.database.clock), read_members(sql)
 
     def now(self) -> float:
         """Return the time on the controller's clock; see :func:`provisioner.store.tables.controller_now`."""

@@ -38,6 +38,7 @@ from provisioner.store.database import (
     database_of,
     marks,
 )
+from provisioner.store.lease import Term
 from provisioner.store.reader import Reader
 from provisioner.store.tables import insert, write_meta
 from provisioner.store.view_log import ViewLog
@@ -71,7 +72,8 @@ class SqlStore(store.Store):
     the days of the ledger. ``threaded``: work in one
     thread of its own, so that a slow disk does not stop the loop; without it, inline, for a loop on
     a virtual clock. ``birth`` is drawn for a new store unless given (for reproducible runs).
-    ``shadow``: the record of a shadow, which keeps its observations as well.
+    ``shadow``: the record of a shadow, which keeps its observations as well. ``term``: that of a
+    member that shares the record with others, and leads.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class SqlStore(store.Store):
         series_s: float = series.SERIES_KEEP_S,
         ledger_s: float = ledger.LEDGER_KEEP_S,
         shadow: bool = False,
+        term: Term | None = None,
     ) -> None:
         super().__init__()
         self.path = path
@@ -98,6 +101,7 @@ class SqlStore(store.Store):
         self._threaded = threaded
         self._shadow = shadow
         self._database = database_of(path)
+        self.term = term
         self._worker: ThreadPoolExecutor | None = None
         self._sql: StoreConnection | None = None
         self._claim = ""
@@ -394,14 +398,17 @@ class SqlStore(store.Store):
 
     def _open(self) -> None:
         self._sql, claim = self._database.hold(
-            self._controller, self._new_birth, shadow=self._shadow
+            self._controller,
+            self._new_birth,
+            shadow=self._shadow,
+            shared=self.term is not None,
         )
         if self._shadow:
             self._database.run_script(self._sql, observations.SCHEMA)
         self._newest = None
         self._services = None
         self._view_log = ViewLog()
-        claims = not self._claim
+        claims = not self._claim and self.term is None
         self._claim = self._claim or claim
         with self._transaction(claims=claims) as sql:
             meta = tables.read_meta(sql)
@@ -479,6 +486,9 @@ class SqlStore(store.Store):
 
     def _prove_holder(self, sql: StoreConnection) -> None:
         """Raise :class:`StoreHeldError` unless this controller holds the store, in the transaction of ``sql``."""
+        if self.term is not None:
+            self.term.prove(sql)
+            return
         row = sql.execute("SELECT value FROM meta WHERE key = ?", (lock.HOLDER,)).fetchone()
         if row is None or row[0] != self._claim:
             holder = lock.read_claim(row[0])[1] if row is not None else None
@@ -500,6 +510,8 @@ class SqlStore(store.Store):
                     self._prove_holder(sql)
                 yield sql
                 sql.execute("COMMIT")
+                if self.term is not None:
+                    self.term.writes += 1
             except BaseException:
                 if sql.in_transaction:
                     with suppress(self._database.errors):

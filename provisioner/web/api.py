@@ -30,6 +30,7 @@ from provisioner.answers.query import (
     read_query,
 )
 from provisioner.answers.sites import site_request, troubled_scopes
+from provisioner.answers.status import resignation
 from provisioner.durations import parse_duration
 from provisioner.model import DrainMode, DroneId, RequestKind
 from provisioner.store.reader import Reader
@@ -235,6 +236,10 @@ def _site(kind: RequestKind, reader: Reader, site: str, body: ChangeBody) -> Req
     return [DroneId(site)], site_request(reader, kind, site)
 
 
+def _resign(kind: RequestKind, reader: Reader, subject: str, body: ChangeBody) -> RequestWords:
+    return [], resignation(reader)
+
+
 def _reload(kind: RequestKind, reader: Reader, subject: str, body: ChangeBody) -> RequestWords:
     return [], "read the configuration again"
 
@@ -280,6 +285,9 @@ CHANGE_RESOURCES = (
     ),
     Change(
         "/reload", RequestKind.RELOAD, "Make the controller read its configuration again.", _reload
+    ),
+    Change(
+        "/leader/resign", RequestKind.RESIGN, "Have the leader hand over to a standby.", _resign
     ),
 )
 LARGEST_BODY = 16384

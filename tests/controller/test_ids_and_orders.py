@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from provisioner import model
-from provisioner.controller.actuation import OrderBatch, Pools, carry_out
+from provisioner.controller.actuation import OrderBatch, OrderTerms, Pools, carry_out
 from provisioner.controller.compute_thread import ComputeThread
+from provisioner.controller.leadership import Leadership
 from provisioner.controller.loop import Controller
 from provisioner.controller.polling import Poller, PollTarget
 from provisioner.controller.serials import SERIAL_MARGIN, SERIALS_MISSED
@@ -169,7 +170,10 @@ async def test_an_order_without_a_receipt_may_have_been_carried_out() -> None:
 
     order = model.StartOrder(model.DroneId("kit-mem0-1"), GPU, 60.0, 30.0)
     answers = await carry_out(
-        OrderBatch("here", (order,)), Mute(), Pools(Pool()), VirtualClock(), 60.0
+        OrderBatch("here", (order,)),
+        Mute(),
+        Pools(Pool()),
+        OrderTerms(VirtualClock(), Leadership()),
     )
     assert [(r.drone_id, r.answer) for r in answers.starts] == [
         (order.drone_id, model.OrderOutcome.UNKNOWN)

@@ -382,6 +382,9 @@ ALERTS_OF_TROUBLES = {
     "balancer": "BalancerUnreachable",
     "credential-unusable": "CredentialUnusable",
     "credential-expires": "CredentialExpires",
+    "leader-missing": "LeaderMissing",
+    "standby-blind": "StandbyBlind",
+    "epoch-went-back": "EpochWentBack",
 }
 """Kinds of troubles of `status` with an alert of their own; `Trouble` is about all others."""
 

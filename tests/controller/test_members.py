@@ -1,0 +1,274 @@
+"""Two real processes with one record: the leader is killed or stopped, and the other goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from adapters.embedded import queue
+from provisioner.model import RequestKind
+from provisioner.store import StoreError
+from provisioner.store.database import Place, ServerSchema
+from provisioner.store.lease import Lease
+from provisioner.store.reader import Reader
+from tests.controller.test_process import ADAPTER, CONTROLLER, SITE, Host, host
+from tests.labs.postgresql import QUICK, PostgresServer, postgres_or_skip
+
+__all__ = ["host"]
+pytestmark = pytest.mark.slow
+
+LEASE_S = 2
+MOST = 4
+ORDERS = """
+    async def start(self, orders):
+        self.order("asked", orders)
+        await asyncio.sleep(self.start_s)
+        for order in orders:
+            (self.root / "drones" / order.drone_id).touch()
+        self.order("started", orders)
+        return [OrderResult(o.drone_id, OrderOutcome.OK, "r-" + o.drone_id) for o in orders]
+
+    async def stop(self, orders):
+        self.order("stopped", orders)
+        for order in orders:
+            (self.root / "drones" / order.drone_id).unlink(missing_ok=True)
+        return [OrderResult(o.drone_id, OrderOutcome.OK) for o in orders]
+
+    def order(self, what, orders):
+        with (self.root / "orders").open("a") as log:
+            for order in orders:
+                log.write(f"{time.monotonic()} {os.getpid()} {what} {order.drone_id}\\n")
+"""
+
+
+class Pair:
+    """Two members, at a site whose drones an operator kills one after the other: there is always something to do."""
+
+    def __init__(self, host: Host, start_s: float, place: Place) -> None:
+        self.host = host
+        self.record = Reader(place)
+        settings = CONTROLLER
+        if isinstance(place, ServerSchema):
+            settings = settings.replace("path: record.db", f'url: "{place}"')
+        policy = f"ha: {{lease: {LEASE_S}s}}\n"
+        (host.path / "provisioner.yaml").write_text(settings + policy)
+        (host.path / "files_site.py").write_text(
+            ADAPTER.partition("\n    async def start(")[0] + ORDERS
+        )
+        (host.path / "here" / "drones").mkdir(parents=True)
+        (host.path / "here" / "orders").touch()
+        times = "{order_deadline: 6s, order_confirm: 6s, missing: 1s, stopping: 2s, grace: 0s}"
+        text = (
+            SITE.replace("NAME", "here")
+            .replace("ROOT", str(host.path / "here"))
+            .replace("START", str(start_s))
+            .replace("max_drones: 1", f"max_drones: {MOST}")
+        )
+        (host.path / "site-here.yaml").write_text(f"{text}timeouts: {times}\n")
+        for _ in range(8):
+            queue.submit(host.path / "queue.db", ["true"], memory_mib=16)
+        self.members = [host.run(), host.run()]
+        host.until(lambda: self.leader is not None and len(self.record.lease()[1]) == 2)
+
+    @property
+    def lease(self) -> Lease:
+        return self.record.lease()[0]
+
+    @property
+    def leader(self) -> subprocess.Popen[bytes] | None:
+        try:
+            lease = self.lease
+        except StoreError:
+            return None
+        found = (m for m in self.members if lease.member.endswith(f"/{m.pid}"))
+        return next(found, None) if lease.is_held else None
+
+    @property
+    def tick(self) -> int:
+        views = self.record.views()
+        return views.tick if views else 0
+
+    @property
+    def orders(self) -> Iterator[tuple[float, int, str, str]]:
+        for line in (self.host.path / "here" / "orders").read_text().splitlines():
+            at, pid, what, drone = line.split()
+            yield float(at), int(pid), what, drone
+
+    def count(self, what: str) -> int:
+        return sum(each[2] == what for each in self.orders)
+
+    def starts_more(self) -> None:
+        """Wait until a drone was started, after one was killed."""
+        starts = self.count("started")
+        self.replaces_one()
+        self.host.until(lambda: self.count("started") > starts)
+
+    def alive(self) -> set[str]:
+        return set(os.listdir(self.host.path / "here" / "drones"))
+
+    def keeps_its_promises(self) -> None:
+        """No id twice, no cap exceeded, no drone without a record."""
+        assert max(Counter(each[3] for each in self.orders if each[2] == "asked").values()) == 1
+        self.host.until(
+            lambda: self.alive() <= {each.id for each in self.record.drones(ended=None)}
+        )
+
+    def runs(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.replaces_one()
+            for _ in range(25):
+                assert len(self.alive()) <= MOST
+                time.sleep(0.02)
+
+    def replaces_one(self) -> None:
+        """Have the oldest drone killed that nobody has asked to leave."""
+        record = self.record
+        for drone in record.drones():
+            if not drone.is_leaving and not record.requests():
+                record.ask(RequestKind.KILL, [drone.id], reason="load", by="test", at=record.now())
+                return
+
+
+@pytest.fixture
+def file(host: Host) -> Path:
+    return host.path / "record.db"
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_or_skip(*QUICK) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.matrix)])
+def place(request: pytest.FixtureRequest, file: Path) -> Place:
+    if request.param == "sqlite":
+        return file
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.new_place()
+
+
+KILLS = int(os.environ.get("MEMBERS_KILLS", "2"))
+STOPPED_S = float(os.environ.get("MEMBERS_STOPPED_S", "8"))
+
+
+def test_the_standby_goes_on_when_the_leader_is_killed(host: Host, place: Place) -> None:
+    pair = Pair(host, 0.3, place)
+    took = []
+    for _ in range(KILLS):
+        pair.starts_more()
+        pair.runs(1.5)
+        leader = pair.leader
+        assert leader is not None
+        epoch, tick = pair.lease.epoch, pair.tick
+        killed_at = time.monotonic()
+        leader.kill()
+        leader.wait()
+        host.until(lambda epoch=epoch: pair.lease.epoch > epoch)
+        host.until(lambda tick=tick: pair.tick > tick + 1)
+        took.append(time.monotonic() - killed_at)
+        pair.members = [each for each in pair.members if each.poll() is None] + [host.run()]
+    pair.starts_more()
+    pair.runs(2.0)
+    pair.keeps_its_promises()
+    print(f"take-overs: {[round(each, 1) for each in took]} s")
+
+
+def test_a_leader_that_was_stopped_amid_an_order_does_nothing_more(
+    host: Host, place: Place
+) -> None:
+    pair = Pair(host, 1.5, place)
+    pair.starts_more()
+    old = pair.leader
+    assert old is not None
+    asked = pair.count("asked")
+    pair.replaces_one()
+    host.until(lambda: pair.count("asked") > asked)
+    old.send_signal(signal.SIGSTOP)
+    epoch = pair.lease.epoch
+    host.until(lambda: pair.lease.epoch > epoch)
+    pair.runs(STOPPED_S)
+    woken_at = time.monotonic()
+    old.send_signal(signal.SIGCONT)
+    pair.runs(4.0)
+    later = [each for each in pair.orders if each[0] > woken_at and each[1] == old.pid]
+    assert [each for each in later if each[2] != "started"] == []
+    assert pair.leader is not old and old.poll() is None
+    assert len(pair.record.lease()[1]) == 2, "it stands by"
+    pair.keeps_its_promises()
+
+
+def test_an_operator_asks_the_leader_to_resign_and_the_next_one_starts_at_once(
+    host: Host, file: Path
+) -> None:
+    pair = Pair(host, 0.2, file)
+    pair.starts_more()
+    old = pair.leader
+    since = time.monotonic()
+    pair.record.ask(RequestKind.RESIGN, [], reason="upgrade", by="test", at=pair.record.now())
+    host.until(lambda: pair.leader not in (None, old))
+    pair.starts_more()
+    assert time.monotonic() - since < LEASE_S + 20
+    assert [each.kind for each in pair.record.requests()] == []
+    pair.keeps_its_promises()
+
+
+def test_a_controller_on_its_own_refuses_a_record_that_members_share(
+    host: Host, file: Path
+) -> None:
+    pair = Pair(host, 0.2, file)
+    (host.path / "provisioner.yaml").write_text(CONTROLLER)
+    alone = subprocess.run(host.command("--once"), env=host.env, cwd=host.path, capture_output=True)
+    assert alone.returncode == 1 and b"is held by" in alone.stderr
+    for each in pair.members:
+        each.send_signal(signal.SIGTERM)
+    assert [each.wait(30) for each in pair.members] == [0, 0]
+    assert pair.lease.was_released and pair.record.lease()[1] == []
+    again = subprocess.run(host.command("--once"), env=host.env, cwd=host.path, capture_output=True)
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.matrix
+def test_members_resume_when_the_database_comes_back(host: Host, postgres: PostgresServer) -> None:
+    """It was stopped as by a crash; until then nobody gives an order, and no process ends."""
+    pair = Pair(host, 0.3, postgres.new_place())
+    pair.starts_more()
+    epoch = pair.lease.epoch
+    postgres.stop("immediate")
+    time.sleep(LEASE_S + 1.0)
+    orders = len(list(pair.orders))
+    time.sleep(3 * LEASE_S)
+    assert len(list(pair.orders)) == orders
+    assert [each.poll() for each in pair.members] == [None, None]
+    assert b"lease.renewal_failed" in (host.path / "stderr").read_bytes()
+    postgres.start()
+    host.until(lambda: pair.leader is not None)
+    pair.starts_more()
+    pair.runs(2.0)
+    pair.keeps_its_promises()
+    assert pair.lease.epoch >= epoch
+
+
+@pytest.mark.matrix
+def test_connections_that_the_server_ends_are_made_anew(
+    host: Host, postgres: PostgresServer
+) -> None:
+    pair = Pair(host, 0.3, postgres.new_place())
+    for _ in range(3):
+        pair.starts_more()
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'provisioner %'"
+        postgres.run(
+            "psql", "-h", str(postgres.directory), "-U", "provisioner", "postgres", "-c", others
+        )
+        pair.runs(1.0)
+    pair.starts_more()
+    pair.keeps_its_promises()
+    assert [each.poll() for each in pair.members] == [None, None]
