@@ -63,6 +63,8 @@ class KubernetesSite:
     """Drones as pods of one namespace. The state is in the API server, so a restarted controller sees the same."""
 
     Config = KubernetesSiteConfig
+    runs_servers = False
+    """Clients and the balancer do not reach ports of its drones."""
 
     def __init__(
         self,

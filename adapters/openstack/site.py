@@ -45,6 +45,8 @@ class OpenStackSite:
     """Drones as servers of our project. The state is in Nova, so a restarted controller sees the same."""
 
     Config = OpenStackSiteConfig
+    runs_servers = False
+    """Clients and the balancer do not reach ports of its drones."""
 
     def __init__(
         self,

@@ -521,6 +521,14 @@ def _check_headroom(
                 )
 
 
+def _check_runs_servers(document: YamlDocument, site: SiteFile, name: str) -> None:
+    if not getattr(site_adapter(site.adapter), "runs_servers", True):
+        document.complain_at_key(
+            ("types", name, "server"),
+            f"drones of adapter `{site.adapter}` run no inference servers: remove `server`",
+        )
+
+
 def _check_services(
     document: YamlDocument,
     controller: ControllerFile,
@@ -543,6 +551,8 @@ def _check_services(
                     ("types", name, "server", "service"),
                     f"unknown service `{shape.server.service}`: {remedy}",
                 )
+            if connects and site.model and site.options is not None:
+                _check_runs_servers(site.document, site.model, name)
     for n, service in enumerate(names):
         if service not in served:
             problem = f"no drone type has a server of service `{service}`"

@@ -140,7 +140,9 @@ class ServerPool:
         self.job_environment: Mapping[str, str] = {}
         self._session: aiohttp.ClientSession | None = None
         self._servers: Mapping[DroneId, PooledServer] = {}
-        """Servers that were ready at the newest poll."""
+        """Servers that were ready at the newest poll, or late for the first time."""
+        self._late: set[DroneId] = set()
+        """Servers that were late at the newest poll, and had been ready at the one before."""
         self._ordered: dict[DroneId, bool] = {}
         """Servers that an order withdrew, or took back, since the poll that is under way began."""
         self._of_servers: dict[DroneId, ServerWork] = {}
@@ -167,10 +169,15 @@ class ServerPool:
             if server.service == drone.service
         ]
         health = await self._probed(servers)
+        ready = {key for key, answer in health.items() if answer.ready}
+        # the balancer checks for itself, and a busy node may be late once
+        late = {key for key, answer in health.items() if answer.is_silent} & self._servers.keys()
+        late -= self._late
+        self._late = late
         self._servers = {
             key: replace(each, withdrawn=self._ordered.get(key, each.withdrawn))
             for each in servers
-            if health[key := each.drone.id].ready
+            if (key := each.drone.id) in ready | late
         }
         notices: tuple[str, ...] = ()
         try:
@@ -230,6 +237,8 @@ class ServerPool:
         Of one that served before this controller watched it, the first counters are the base.
         """
         for key, each in self._servers.items():
+            if key in self._late:
+                continue
             before = self._of_servers.get(key)
             service = self._of_services.setdefault(each.server.service, ServiceWork())
             counters = health[key].models

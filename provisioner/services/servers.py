@@ -105,6 +105,8 @@ class ServerHealth:
     ready: bool
     why: str = ""
     """Reason why it is not ready."""
+    is_silent: bool = False
+    """It did not answer in time."""
     models: Mapping[str, ModelCounters] = factory(dict)
     """By model, of those that it is configured with."""
 
@@ -135,7 +137,7 @@ async def probe(
         async with asyncio.timeout(PROBE_DEADLINE_S):
             status, _ = await _get(session, address.host, address.http_port, server.ready, 0)
     except Exception as error:  # whatever another program may answer
-        return ServerHealth(False, _why(error))
+        return ServerHealth(False, _why(error), isinstance(error, TimeoutError))
     if status != 200:
         return ServerHealth(False, f"answers {status} at {server.ready}")
     try:

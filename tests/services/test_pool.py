@@ -171,6 +171,20 @@ async def test_another_answer_than_200_is_not_ready(
         assert (await polled(pool, fake)).slots == ()
 
 
+async def test_a_server_that_is_late_once_stays_and_leaves_at_the_next_poll(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(servers, "PROBE_DEADLINE_S", 0.2)
+    balancer = RecordingBalancer()
+    async with triton() as fake, ServerPool(balancer=balancer) as pool:
+        await polled(pool, fake)
+        fake.status = 0
+        assert len((await polled(pool, fake)).slots) == len(balancer.told[-1]) == 1
+        assert (await polled(pool, fake)).slots == () and balancer.told[-1] == []
+        fake.status = 200
+        assert len((await polled(pool, fake)).slots) == 1
+
+
 @pytest.mark.parametrize("body", ["x" * (4 << 20), "nv_inference_exec_count{" * 50_000, "\0\xff"])
 async def test_metrics_that_are_none_leave_a_server_ready(body: str) -> None:
     async with triton() as fake, ServerPool() as pool:
