@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -118,7 +119,7 @@ async def test_the_description_is_served_and_is_valid(serve: Serve) -> None:
 
 
 def test_every_route_is_described() -> None:
-    service = WebService(Reader(__file__), WebSection())  # type: ignore[arg-type]
+    service = WebService(Reader(Path(__file__)), WebSection())
     routes = {
         (r.method.lower(), r.resource.canonical) for r in service.app.router.routes() if r.resource
     }
