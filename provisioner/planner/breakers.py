@@ -52,6 +52,8 @@ class BackoffPolicy:
 BACKOFF_POLICIES: Mapping[FaultKind, BackoffPolicy] = {
     # after, base_s, cap_s
     FaultKind.DOWN: BackoffPolicy(3, 10, 300),
+    # of calls that were not made: no result of an order counts as one
+    FaultKind.LEASE: BackoffPolicy(3, 10, 300),
     FaultKind.UNKNOWN: BackoffPolicy(3, 30, 600),
     FaultKind.DENIED: BackoffPolicy(1, 120, 1800),
     FaultKind.THROTTLED: BackoffPolicy(1, 60, 900),

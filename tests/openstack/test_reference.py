@@ -61,4 +61,5 @@ def test_the_back_offs_are_those_of_the_breakers() -> None:
     assert told == {
         kind: (rule.after, rule.base_s, rule.cap_s, rule.per_type)
         for kind, rule in BACKOFF_POLICIES.items()
+        if kind is not FaultKind.LEASE  # no site meets it
     }
