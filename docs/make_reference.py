@@ -328,6 +328,8 @@ REMEDIES = {
     "awaiting-idle-gpu": "wait, or add a CPU drone type; see [optional GPUs](../how-to/optional-gpus.md).",
     "stale-view": "wait; if it lasts, restore the access to the site or the pool.",
     "all-vanished": "wait for the next polls of the site.",
+    "services-share": "wait; or raise `policy.services_share`.",
+    "model-unknown": "correct `WantsInference` of the job, or add the model to a type's `server`.",
     "awaiting-negotiation": "wait a minute.",
 }
 """Remedies of an operator for the reasons of waiting jobs."""
