@@ -314,7 +314,9 @@ class _Process:
     ) -> Controller:
         settings = adapters.settings
         committed = store.committed
-        services = _configured(adapters.services, settings, shadow=self.shadow)
+        # one of an earlier term would count again what other leaders have counted since
+        services = _configured(ServerPool(), settings, shadow=self.shadow)
+        adapters.services = services
         await stack.enter_async_context(services)
         controller = Controller(
             name=self._name(settings),
@@ -450,6 +452,7 @@ class Adapters:
     shadow: bool = False
     sites: Mapping[str, LazySite] = factory(dict)
     services: ServerPool = factory(ServerPool)
+    """The pool of the controller that leads, or led last."""
     leaving: list[tuple[str, LazySite]] = factory(list)
     """Replaced or removed; closed when nothing that they were asked for is under way any more."""
 

@@ -95,7 +95,7 @@ def service_drone(
 
 
 def answer(port: int) -> str:
-    """What its server answers; empty while there is none."""
+    """Answer of its server; empty while there is none."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5) as reply:
             return str(reply.read().decode())

@@ -8,7 +8,7 @@ export LC_ALL=C
 
 OK=0 USAGE=64 CHECK_FAILED=71 CHECK_HUNG=72 NOT_JOINED=73 NOT_STARTED=74 POOL_LOST=75
 
-# ------------------------------------------------------------------------------------------------- what we were told
+# --------------------------------------------------------------------------------------------------------- settings
 exit 71 # @include drone_words.sh
 
 word DRONE_ID 'a-z0-9-' ''
@@ -104,7 +104,7 @@ exit 71 # @include drone_processes.sh
 
 # ------------------------------------------------------------------------------------------------------------ the end
 guard='' mps='' leaving='' leave_by=0 jobs_begun=0
-asked=''                           # TERM or QUIT once we are told to leave
+asked=''                           # TERM or QUIT once a signal asks the drone to leave
 trap 'asked=TERM' TERM HUP
 trap 'asked=QUIT' INT QUIT
 

@@ -8,7 +8,7 @@ export LC_ALL=C
 
 OK=0 USAGE=64 CHECK_FAILED=71 CHECK_HUNG=72 NOT_STARTED=74
 
-# ------------------------------------------------------------------------------------------------- what we were told
+# --------------------------------------------------------------------------------------------------------- settings
 exit 71 # @include drone_words.sh
 
 word DRONE_ID 'a-z0-9-' ''
@@ -57,7 +57,7 @@ exit 71 # @include drone_processes.sh
 
 # ------------------------------------------------------------------------------------------------------------ the end
 leave_by=0 leaving=''
-asked=''                           # TERM or QUIT once we are told to leave
+asked=''                           # TERM or QUIT once a signal asks the drone to leave
 trap 'asked=TERM' TERM HUP
 trap 'asked=QUIT' INT QUIT
 

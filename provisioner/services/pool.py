@@ -155,8 +155,10 @@ class ServerPool:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        session = self._session
+        self._session = None
+        if session is not None:
+            await session.close()
 
     async def poll(self, drones: Iterable[Drone], types: Sequence[DroneType]) -> ServicesView:
         """Return the servers that are ready and the demand, after the balancer knows the same servers."""

@@ -1,4 +1,4 @@
-"""What a leader may do while its lease runs out, and a new one before it has seen enough."""
+"""Limits of a leader whose lease runs out, and of a new one that has not seen enough yet."""
 
 from __future__ import annotations
 

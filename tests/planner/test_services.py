@@ -89,7 +89,7 @@ def state_of(plan: model.Plan) -> model.ServiceState:
 
 
 def leaves(plan: model.Plan) -> dict[str, str]:
-    """What is ordered of each drone that leaves, with the kind of the reason."""
+    """Return the order to each drone that leaves, with the kind of its reason."""
     found = {d.drone.id: f"drain {d.reason.kind}" for d in plan.drains}
     return found | {s.drone.id: f"stop {s.reason.kind}" for s in plan.stops}
 

@@ -105,7 +105,7 @@ TRITON = DroneType("here", "triton", 0, 1, 1024, 1024).key
 
 @dataclass
 class RecordingBalancer:
-    """A balancer that notes what it is told, and measures nothing."""
+    """A balancer that notes its servers, and measures nothing."""
 
     told: list[list[tuple[str, bool]]] = field(default_factory=list)
     in_flight: int = 0
@@ -150,6 +150,14 @@ async def test_a_server_is_idle_busy_and_unready() -> None:
         fake.status = 500
         view = await polled(pool, fake, server_drone(joined_at=960.0))
         assert view.slots == () and "answers 500 at /v2/health/ready" in view.remarks[0]
+
+
+async def test_a_pool_that_was_left_can_be_entered_again() -> None:
+    pool = ServerPool()
+    async with triton() as fake:
+        for _ in range(2):
+            async with pool:
+                assert len((await polled(pool, fake)).slots) == 1
 
 
 async def test_what_a_server_had_answered_before_it_was_watched_does_not_count() -> None:

@@ -289,7 +289,7 @@ class MemberStore(Store):
 
 
 class GatedThread(ComputeThread):
-    """Where a member talks to the database for its lease."""
+    """Simulated connection of a member to the database, for its lease."""
 
     def __init__(self, gate: Gate, database: Database) -> None:
         super().__init__(threaded=False)

@@ -1,4 +1,4 @@
-"""What can happen to a record on a server: the server and the connections to it end, roles may do too little."""
+"""A record on a server: the server and the connections to it end, and roles lack rights."""
 
 from __future__ import annotations
 
