@@ -439,10 +439,8 @@ def left_pool(retirement: Retirement, drone: Drone) -> bool:
         return False
     away_s = retirement.context.now - max(drone.unslotted_at, retirement.pool_seen_since(drone))
     policy = retirement.context.snapshot.policy
-    limit_s = policy.of_site(drone.site).slot_loss_s
-    for service in policy.services:
-        if service.name == drone.service:
-            limit_s = service.unready_s
+    limits = (each.unready_s for each in policy.services if each.name == drone.service)
+    limit_s = next(limits, policy.of_site(drone.site).slot_loss_s)
     if away_s <= limit_s:
         return False
     retirement.stop(drone, reasons.LeftPool(away_s, limit_s), DroneState.LOST)

@@ -1,7 +1,7 @@
 """The configuration of haproxy for inference services, and the files that it reads: hashes of tokens, and keys.
 
 Several servers may stand behind one port for HTTP and one for gRPC. A request that no server can
-take is refused at once, so that clients use what they have themselves. HAProxy 2.4 or newer.
+take is refused at once, so that clients use what they have themselves. HAProxy 2.6 or newer.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def test_without_a_free_gpu_clients_are_refused_at_once_and_served_later(
         until(lambda: pool.statuses(cluster) == [2], 90, what="a job has the GPU", every_s=0.5)
 
         is_refused_at_once(serving)
-        until(lambda: kinds(serving), 30, what="there is a reason", every_s=0.5)
+        until(lambda: "site-full" in kinds(serving), 30, what="there is a reason", every_s=0.5)
         assert {each["type"] for each in serving.drones()} == {"servers/a100"}
 
         ends.touch()
