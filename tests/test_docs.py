@@ -459,8 +459,14 @@ def _names_in(source: str) -> Iterator[str]:
             yield from (each.value for each in constants if isinstance(each.value, str))
 
 
+CONTROLLER_SOURCES = (
+    *(ROOT / "provisioner" / f"{name}.py" for name in ("app", "controller_process", "reloading")),
+    *(ROOT / "provisioner" / "controller").glob("*.py"),
+)
+
+
 def test_the_list_of_log_events_is_complete() -> None:
-    sources = [ROOT / "provisioner" / "app.py", *(ROOT / "provisioner" / "controller").glob("*.py")]
+    sources = [*CONTROLLER_SOURCES]
     sources += [*(ROOT / "adapters").rglob("*.py"), *(ROOT / "provisioner" / "web").glob("*.py")]
     logged = {name for path in sources for name in _names_in(path.read_text())}
     logged.add("request.recorded")  # by the store, with the request itself
@@ -482,7 +488,7 @@ def _fields_of_events(source: str) -> Iterator[tuple[str, set[str | None]]]:
 
 
 def test_each_recorded_event_has_a_sentence_with_fields_that_it_has() -> None:
-    sources = [ROOT / "provisioner" / "app.py", *(ROOT / "provisioner" / "controller").glob("*.py")]
+    sources = [*CONTROLLER_SOURCES]
     recorded = dict(each for path in sources for each in _fields_of_events(path.read_text()))
     recorded["request.recorded"] = {"request", "kind", "by", "reason", "of"}  # by the store
     recorded["config.reloaded"].add("changes")

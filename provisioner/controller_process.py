@@ -1,0 +1,267 @@
+"""The process of a controller, which leads alone, or as one of several members with one record."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from provisioner import loader, systemd
+from provisioner.config import Settings
+from provisioner.controller.clock import SteadyClock
+from provisioner.controller.compute_thread import ComputeThread
+from provisioner.controller.leadership import Leadership, Membership
+from provisioner.controller.loop import Controller
+from provisioner.controller.polling import Poller, within
+from provisioner.controller.shadow import SHADOW_SUFFIX, decide_without_orders, observed_overlay
+from provisioner.controller.standby import Standby
+from provisioner.interfaces import Overlay, UnavailableError
+from provisioner.planner import planner
+from provisioner.reloading import (
+    CONNECT_S,
+    Adapters,
+    changed,
+    configured,
+    credential_sources,
+    reloads,
+)
+from provisioner.services.pool import ServerPool
+from provisioner.store import StoreError, StoreHeldError
+from provisioner.store.database import database_of
+from provisioner.store.lease import LeaseStore, Member, Term
+from provisioner.store.lock import holder_json, this_process
+from provisioner.store.writer import SqlStore
+from provisioner.values import define
+
+log = structlog.get_logger()
+
+
+@define
+class ControllerProcess:
+    """The process of a controller, with what it was started with."""
+
+    path: Path
+    root: Path | None
+    stop: asyncio.Event
+    hangup: asyncio.Event
+    once: bool
+    shadow: bool
+
+    async def serve_alone(self, stack: AsyncExitStack, settings: Settings) -> int:
+        """Run the only controller of a record. Return the exit code."""
+        store = self._store(settings)
+        await stack.enter_async_context(store)
+        adapters, overlay = await self._connected(stack, settings)
+        controller = await self._controller(stack, adapters, overlay, store)
+        return await self._lead(controller, adapters, self.stop)
+
+    async def serve_as_member(
+        self, stack: AsyncExitStack, settings: Settings, lease_s: float
+    ) -> int:
+        """Run one of several controllers with one record: lead while it holds the lease, else stand by."""
+        leases = LeaseStore(database_of(settings.record), settings.controller)
+        stack.callback(leases.close)
+        await asyncio.to_thread(leases.open)
+        adapters, overlay = await self._connected(stack, settings)
+        thread = ComputeThread(threaded=True)
+        stack.callback(thread.close)
+        holder = this_process()
+        member = Membership(
+            leases,
+            thread,
+            Member(f"{holder.host}/{holder.pid}", holder_json(holder)),
+            lease_s,
+            on_change=lambda status: systemd.notify(f"STATUS={status}"),
+        )
+        await member.beat()
+        if self.once and not member.leads:
+            raise StoreHeldError(f"store {settings.record}: another member leads")
+        beats = asyncio.create_task(member.run(), name="lease")
+        warm: Poller | None = None
+        code = 0
+        try:
+            while not self.stop.is_set():
+                if member.leads:
+                    code = await self._lead_term(member, adapters, overlay, warm)
+                    if self.once:
+                        break
+                warm = await self._stand_by(member, adapters, overlay, warm)
+        finally:
+            beats.cancel()
+            await member.leave()
+        return code
+
+    async def _lead_term(
+        self, member: Membership, adapters: Adapters, overlay: Overlay, warm: Poller | None
+    ) -> int:
+        """Lead until the lease is lost or an operator wants another leader. The record is read anew."""
+        over = asyncio.Event()
+        resigned = asyncio.Event()
+        member.changed.clear()
+        watch = asyncio.create_task(_set_after(over, self.stop, resigned, member.changed))
+        store = self._store(adapters.settings, member.term)
+        try:
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(store)
+                member.orderly = False
+                controller = await self._controller(stack, adapters, overlay, store, member, warm)
+                controller.on_resign = resigned.set
+                if member.went_back:
+                    await controller.event(
+                        "lease.epoch_went_back", warn=True, evidence=member.went_back
+                    )
+                    member.went_back = ""
+                code = await self._lead(controller, adapters, over)
+            member.orderly = not controller.awaits_orders
+        except StoreError as error:
+            log.error("lease.term_failed", message=str(error))
+            code = 1
+        finally:
+            watch.cancel()
+        if resigned.is_set() or code:
+            await member.leave()
+            member.stand_back()
+        return code
+
+    async def _stand_by(
+        self, member: Membership, adapters: Adapters, overlay: Overlay, warm: Poller | None
+    ) -> Poller | None:
+        """Stand by until this member leads. Return its polls. SIGHUP reads the configuration again."""
+        settings = adapters.settings
+        standby = Standby(
+            settings.policy, settings.types, overlay, adapters.sites, SteadyClock(), warm
+        )
+        over = asyncio.Event()
+        member.changed.clear()
+        member.lacks = standby.lacks
+        member.member = replace(member.member, unpolled=standby.unpolled)
+        beside = [
+            asyncio.create_task(_set_after(over, self.stop, self.hangup, member.changed)),
+            asyncio.create_task(systemd.heartbeat()),
+        ]
+        systemd.notify("READY=1")
+        try:
+            if not member.leads:
+                await standby.run(over)
+        finally:
+            member.lacks = tuple
+            for task in beside:
+                task.cancel()
+        if self.hangup.is_set():
+            self.hangup.clear()
+            await self._take_over_files(adapters)
+        return standby.poller
+
+    async def _take_over_files(self, adapters: Adapters) -> None:
+        """Take over a changed configuration as a standby; keep the old one if it is invalid."""
+        systemd.notify("RELOADING=1")
+        try:
+            _, new, opened = await changed(self.path, self.root, adapters, {})
+        except Exception as error:  # as for a leader
+            log.warning("config.rejected", file=str(self.path), problems=str(error)[:4000])
+            return
+        adapters.become(new, opened)
+        log.info("config.reloaded", file=str(self.path))
+        await adapters.close_leaving()
+
+    async def _lead(self, controller: Controller, adapters: Adapters, over: asyncio.Event) -> int:
+        """Run a controller until ``over`` is set, or for a single tick. Return the exit code."""
+        controller.on_reload = self.hangup.set
+        log.info(
+            "controller.started",
+            controller=controller.name,
+            sites=sorted(adapters.sites),
+            drones=len(controller.store.drones),
+        )
+        if self.once:
+            report = await controller.tick()
+            return 0 if report.recorded and not report.faults else 1
+        async with asyncio.TaskGroup() as group:
+            reloading = reloads(self.path, self.root, controller, adapters, self.hangup)
+            beside = [
+                group.create_task(reloading),
+                group.create_task(systemd.heartbeat(controller.is_making_progress)),
+            ]
+            await controller.run(over)
+            for task in beside:
+                task.cancel()
+        log.info("controller.stopping", drones=len(controller.store.drones))
+        return 0
+
+    def _name(self, settings: Settings) -> str:
+        return settings.controller + SHADOW_SUFFIX * self.shadow
+
+    def _store(self, settings: Settings, term: Term | None = None) -> SqlStore:
+        limits = settings.store
+        return SqlStore(
+            settings.record,
+            self._name(settings),
+            keep_s=limits.keep,
+            snapshots=limits.snapshots,
+            series_s=limits.series,
+            ledger_s=limits.ledger,
+            shadow=self.shadow,
+            term=term,
+        )
+
+    async def _connected(
+        self, stack: AsyncExitStack, settings: Settings
+    ) -> tuple[Adapters, Overlay]:
+        adapters = await stack.enter_async_context(Adapters(settings, self.shadow))
+        overlay: Overlay = loader.overlay_adapter(settings.overlay.adapter)(
+            settings.overlay.options, self._name(settings)
+        )
+        overlay = observed_overlay(overlay) if self.shadow else overlay
+        try:
+            await within(CONNECT_S, stack.enter_async_context(overlay))
+        except TimeoutError:
+            raise UnavailableError(
+                f"overlay {settings.overlay.adapter}: not connected after {CONNECT_S:g} s"
+            ) from None
+        return adapters, overlay
+
+    async def _controller(
+        self,
+        stack: AsyncExitStack,
+        adapters: Adapters,
+        overlay: Overlay,
+        store: SqlStore,
+        leadership: Leadership | None = None,
+        warm: Poller | None = None,
+    ) -> Controller:
+        settings = adapters.settings
+        committed = store.committed
+        # one of an earlier term would count again what other leaders have counted since
+        services = configured(ServerPool(), settings, shadow=self.shadow)
+        adapters.services = services
+        await stack.enter_async_context(services)
+        controller = Controller(
+            name=self._name(settings),
+            policy=settings.policy,
+            types=settings.types,
+            overlay=overlay,
+            services=services,
+            sites=adapters.sites,
+            store=store,
+            clock=SteadyClock(not_before=committed.recorded_at, drift_s=committed.recorded_drift_s),
+            credentials=credential_sources(settings),
+            planner=decide_without_orders if self.shadow else planner(),
+            leadership=leadership or Leadership(),
+            warm=warm,
+            threaded=True,
+        )
+        return await stack.enter_async_context(controller)
+
+
+async def _set_after(over: asyncio.Event, *events: asyncio.Event) -> None:
+    """Set ``over`` once any of the events is set."""
+    waits = [asyncio.ensure_future(each.wait()) for each in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        over.set()
+    finally:
+        for wait in waits:
+            wait.cancel()

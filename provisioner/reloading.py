@@ -1,0 +1,202 @@
+"""The adapters of a configuration, and its change while the controller runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from provisioner import loader, systemd
+from provisioner.config import ConfigChange, ConfigError, Settings, SiteConfig, changes, load
+from provisioner.config.credentials import credentials_of
+from provisioner.controller.loop import Controller
+from provisioner.controller.polling import CredentialSource, LazySite, fault_of, within
+from provisioner.controller.shadow import SHADOW_SUFFIX, observed_site
+from provisioner.descriptions import credential_trouble
+from provisioner.services.addresses import job_environment
+from provisioner.services.haproxy import Haproxy
+from provisioner.services.pool import ServerPool
+from provisioner.values import define, factory
+
+log = structlog.get_logger()
+
+CONNECT_S = 20.0
+CLOSE_S = 20.0
+"""Longest time to connect a site, and to leave it."""
+
+
+def configured(pool: ServerPool, settings: Settings, *, shadow: bool = False) -> ServerPool:
+    """Return the pool with the secrets and the balancer of a configuration. A shadow leaves the balancer alone."""
+    pool.keys = {each.settings.name: each.key.read for each in settings.services if each.key}
+    balancer = settings.balancer if not shadow else None
+    tokens = {each.settings.name: bool(each.tokens) for each in settings.services}
+    pool.balancer = Haproxy(balancer.socket, tokens) if balancer else None
+    pool.job_environment = _job_environment(settings)
+    return pool
+
+
+def _job_environment(settings: Settings) -> Mapping[str, str]:
+    """Return the environment from which jobs in drones get the address of the balancer; empty without one."""
+    if settings.balancer is None:
+        return {}
+    return job_environment(settings.policy.services, settings.types, settings.balancer.host)
+
+
+async def reloads(
+    path: Path, root: Path | None, controller: Controller, adapters: Adapters, hangup: asyncio.Event
+) -> None:
+    """Take over a valid configuration at each SIGHUP; keep the old one, and report why, if anything goes wrong."""
+    while True:
+        systemd.notify("READY=1")
+        await hangup.wait()
+        hangup.clear()
+        systemd.notify("RELOADING=1")
+        try:
+            change, under_way = await _reloaded(path, root, controller, adapters)
+        except Exception as error:
+            # whatever a file or an adapter causes, the controller must not end for it
+            known = isinstance(error, ConfigError | ConfigNotAppliedError)
+            problems = str(error) if known else f"{type(error).__name__}: {error}"
+            if not known:
+                log.exception("config.reload_failed", file=str(path))
+            await controller.event(
+                "config.rejected", warn=True, file=str(path), problems=problems[:4000]
+            )
+            continue
+        told = {"changes": "; ".join(change.notes) or "nothing changed"}
+        found = await asyncio.to_thread(_credential_troubles, adapters.settings)
+        if found:
+            told["credentials"] = "\n".join(found)
+        await controller.event("config.reloaded", **told)  # type: ignore[arg-type]
+        if adapters.leaving and under_way:
+            await asyncio.wait(under_way)
+        await adapters.close_leaving()
+
+
+async def _reloaded(
+    path: Path, root: Path | None, controller: Controller, adapters: Adapters
+) -> tuple[ConfigChange, Collection[asyncio.Task[Any]]]:
+    """Read and take over the configuration. Return the change, and the orders that replaced adapters still carry out.
+
+    Raises ConfigError, ConfigNotAppliedError, or whatever else fails; then the old configuration
+    stays in force.
+    """
+    live = Counter(d.site for d in controller.store.drones.values())
+    change, new, opened = await changed(path, root, adapters, live)
+    before = adapters.settings
+    async with controller.between_ticks:
+        adapters.become(new, opened)
+        if (before.services, before.balancer) != (new.services, new.balancer):
+            configured(adapters.services, new, shadow=adapters.shadow)
+        adapters.services.job_environment = _job_environment(new)
+        credentials = credential_sources(new)
+        return change, controller.apply(new.policy, new.types, adapters.sites, credentials)
+
+
+async def changed(
+    path: Path, root: Path | None, adapters: Adapters, live: Mapping[str, int]
+) -> tuple[ConfigChange, Settings, Mapping[str, LazySite]]:
+    """Read the configuration. Return the change, the new settings and the sites that were connected for them."""
+    # adapters may look at this host, ask an interpreter
+    new = await asyncio.to_thread(load, path, root=root)
+    change = changes(adapters.settings, new, live)
+    if change.refused:
+        raise ConfigNotAppliedError("\n".join(change.refused))
+    return change, new, await adapters.opened(new, change.rebuilt)
+
+
+def _credential_troubles(settings: Settings) -> list[str]:
+    now = time.time()
+    found = (each for source in credential_sources(settings).values() for each in source())
+    return [text for each in found if (text := credential_trouble(each, now))]
+
+
+def credential_sources(settings: Settings) -> Mapping[str, CredentialSource]:
+    options = {"overlay": settings.overlay.options, "web": settings.web}
+    options |= {f"site:{site.name}": site.options for site in settings.sites}
+    options |= {f"service:{each.settings.name}": each for each in settings.services}
+    return {user: partial(credentials_of, each) for user, each in options.items()}
+
+
+class ConfigNotAppliedError(Exception):
+    """A valid configuration cannot be taken over now; the message says why."""
+
+
+@define
+class Adapters:
+    """The site adapters of a configuration; replaced one by one when it changes."""
+
+    settings: Settings
+    shadow: bool = False
+    sites: Mapping[str, LazySite] = factory(dict)
+    services: ServerPool = factory(ServerPool)
+    """The pool of the controller that leads, or led last."""
+    leaving: list[tuple[str, LazySite]] = factory(list)
+    """Replaced or removed; closed when nothing that they were asked for is under way any more."""
+
+    async def __aenter__(self) -> Adapters:
+        """Connect the sites. The controller starts without one that cannot be reached: each poll tries again."""
+        self.sites = {spec.name: self._built(spec, self.settings) for spec in self.settings.sites}
+
+        async def connect(name: str, site: LazySite) -> None:
+            try:
+                await within(CONNECT_S, site.open())
+            except Exception as error:
+                log.warning("site.connect_failed", site=name, message=fault_of(error, 0.0).message)
+
+        await asyncio.gather(*(connect(name, site) for name, site in self.sites.items()))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.leaving += self.sites.items()
+        await self.close_leaving()
+
+    async def opened(self, new: Settings, changed: Collection[str]) -> Mapping[str, LazySite]:
+        """Return connected sites for those that are new or among the ``changed``.
+
+        Raises ConfigNotAppliedError if one cannot be connected: then none is.
+        """
+        sites: dict[str, LazySite] = {}
+        try:
+            for spec in new.sites:
+                if spec.name not in self.sites or spec.name in changed:
+                    sites[spec.name] = self._built(spec, new)
+                    await within(CONNECT_S, sites[spec.name].open())
+        except BaseException as error:
+            self.leaving += sites.items()
+            if not isinstance(error, Exception):
+                raise
+            await self.close_leaving()
+            raise ConfigNotAppliedError(
+                f"site {spec.name}: {fault_of(error, 0.0).message}"
+            ) from error
+        return sites
+
+    def become(self, new: Settings, opened: Mapping[str, LazySite]) -> None:
+        """Take over the sites that :meth:`opened` returned for ``new``."""
+        before = self.sites
+        self.sites = {s.name: opened.get(s.name) or before[s.name] for s in new.sites}
+        self.leaving += [
+            (name, site) for name, site in before.items() if self.sites.get(name) is not site
+        ]
+        self.settings = new
+
+    async def close_leaving(self) -> None:
+        """Close the replaced sites. One that fails does not keep the others from it."""
+        while self.leaving:
+            name, site = self.leaving.pop()
+            try:
+                await within(CLOSE_S, site.close())
+            except Exception as error:
+                log.warning("site.close_failed", site=name, message=fault_of(error, 0.0).message)
+
+    def _built(self, spec: SiteConfig, settings: Settings) -> LazySite:
+        name = settings.controller + SHADOW_SUFFIX * self.shadow
+        site = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, name)
+        return LazySite(observed_site(site) if self.shadow else site)
