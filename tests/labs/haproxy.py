@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,12 @@ class LabHaproxy:
             line.connect(str(self.socket))
             line.sendall(f"{command}\n".encode())
             return b"".join(iter(lambda: line.recv(1 << 16), b"")).decode()
+
+    def statistics(self, backend: str) -> Mapping[str, str]:
+        """Return its own counters of a backend."""
+        table = csv.DictReader(self.ask("show stat").removeprefix("# ").splitlines())
+        [found] = [row for row in table if (row["pxname"], row["svname"]) == (backend, "BACKEND")]
+        return found
 
     def kill(self) -> None:
         """As a power cut would."""

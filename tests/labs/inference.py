@@ -30,6 +30,8 @@ class InferenceSite:
     request_s: float = REQUEST_S
     takes_jobs: bool = False
     """It has drones for jobs as well."""
+    vram_mib: int = A100[1]
+    """VRAM that the type with a server has, as its section says."""
 
     def settings(self, controller: LabController) -> Settings:
         directory = controller.directory / "tritons"
@@ -52,7 +54,7 @@ class InferenceSite:
             "limits": limits(8),
             "timeouts": controller.timeouts(**timeouts, grace="10s"),
             "types": {
-                "triton": gpu_type(*A100, **size) | {"server": server},
+                "triton": gpu_type(gpu, self.vram_mib, capability, **size) | {"server": server},
                 **({"a100": gpu_type(*A100, **size)} if self.takes_jobs else {}),
             },
             "options": {

@@ -27,7 +27,7 @@ from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig
 
 model, request_s = sys.argv[1].split(":"), float(sys.argv[2])
 ports = {name: int(os.environ[f"SERVICE_{name.upper()}"]) for name in ("http_port", "grpc_port", "metrics_port")}
-closed = "inference shared-memory model-repository statistics trace logging".split()
+closed = "inference metadata model-config shared-memory model-repository statistics trace logging".split()
 key = pathlib.Path(os.environ["SERVICE_KEY_FILE"]).read_text().strip()
 
 @batch
@@ -81,9 +81,10 @@ asyncio.run(main(**json.loads(sys.argv[1])))
 """
 ASK = """\
 import json, sys, time
+import numpy
 import tritonclient.grpc as grpc, tritonclient.http as http
 
-protocol, port, token = json.loads(sys.argv[1])
+protocol, port, token, everything = json.loads(sys.argv[1])
 client = {"grpc": grpc, "http": http}[protocol].InferenceServerClient(f"127.0.0.1:{port}")
 headers = {"authorization": f"Bearer {token}"} if token else None
 calls = {
@@ -92,6 +93,27 @@ calls = {
     "metadata": client.get_server_metadata,
     "load": lambda headers: client.load_model("deepmet", headers=headers),
 }
+if everything:
+    triton = {"grpc": grpc, "http": http}[protocol]
+    given = triton.InferInput("x", [1, 1], "FP32")
+    given.set_data_from_numpy(numpy.ones((1, 1), numpy.float32))
+    region = {"name": "mine", "key": "/mine", "byte_size": 64}
+    log = {"settings": {"log_info": False}}
+    trace = {"settings": {"trace_level": ["OFF"]}}
+    calls |= {
+        "infer": lambda headers: client.infer("deepmet", [given], headers=headers),
+        "unload": lambda headers: client.unload_model("deepmet", headers=headers),
+        "model": lambda headers: client.get_model_metadata("deepmet", headers=headers),
+        "config": lambda headers: client.get_model_config("deepmet", headers=headers),
+        "statistics": client.get_inference_statistics,
+        "regions": client.get_system_shared_memory_status,
+        "region": lambda headers: client.register_system_shared_memory(**region, headers=headers),
+        "cuda regions": client.get_cuda_shared_memory_status,
+        "trace": client.get_trace_settings,
+        "set trace": lambda headers: client.update_trace_settings(**trace, headers=headers),
+        "log": client.get_log_settings,
+        "set log": lambda headers: client.update_log_settings(**log, headers=headers),
+    }
 answers = {}
 for name, call in calls.items():
     began = time.time()
@@ -172,9 +194,14 @@ class TritonPrograms:
         command = [str(self.python), "-c", CLIENT, words]
         return Load(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
 
-    def ask(self, protocol: str, port: int, token: str = "") -> Mapping[str, tuple[str, float]]:
-        """Return answers to calls before a request, each with its seconds: `ok` or the error with its status."""
-        command = [str(self.python), "-c", ASK, json.dumps([protocol, port, token])]
+    def ask(
+        self, protocol: str, port: int, token: str = "", *, everything: bool = False
+    ) -> Mapping[str, tuple[str, float]]:
+        """Return answers to calls before a request, each with its seconds: `ok` or the error with its status.
+
+        ``everything``: also to all others that a server has.
+        """
+        command = [str(self.python), "-c", ASK, json.dumps([protocol, port, token, everything])]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
         return {
             name: (status, seconds) for name, (status, seconds) in json.loads(done.stdout).items()

@@ -11,7 +11,7 @@ import pytest
 
 from provisioner.answers.lookup import newest_plan
 from provisioner.store.measures import MetricKey
-from tests.labs.controller import BIG, LabController
+from tests.labs.controller import A100, BIG, LabController
 from tests.labs.htcondor import Pool, gpu_job, kill, meanwhile, until
 from tests.labs.inference import (
     IDLE_S,
@@ -22,10 +22,13 @@ from tests.labs.inference import (
     ServerCounts,
     running_inference,
 )
-from tests.labs.triton import TritonPrograms
+from tests.labs.triton import Answers, TritonPrograms
 
 pytestmark = pytest.mark.xdist_group("inference")
-REFUSED = "[StatusCode.UNAVAILABLE] no server of cms is ready"
+REFUSED = {
+    "grpc": "[StatusCode.UNAVAILABLE] no server of cms is ready",
+    "http": "[503] no server of cms is ready",
+}
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def rises_and_falls(controller: LabController, tritons: TritonPrograms, seconds:
             four = [load.answers() for load in both]
             until(lambda: not lab.drones(), 60, what="no server is left", every_s=0.3)
     assert one.errors_since(one.first_ok_at) == {}
-    assert set(one.errors) == {REFUSED}
+    assert set(one.errors) == {REFUSED["grpc"]}
     assert [answers.errors for answers in four] == [{}, {}]
     assert sum(len(answers.rows) for answers in four) == 100 * seconds
     rising = min(sent for answers in four for sent, _, _ in answers.rows)
@@ -131,14 +134,30 @@ def test_what_is_killed_harms_no_other_server_and_nothing_runs_twice(serving: In
     assert sum(each.errors.total() for each in answers) <= 2 * 8, "two servers with 8 requests each"
 
 
+def served(lab: InferenceLab) -> int:
+    """Requests that haproxy has sent to servers."""
+    return sum(int(lab.haproxy.statistics(f"cms-{each}")["stot"]) for each in ("grpc", "http"))
+
+
 def test_a_killed_balancer_is_filled_again_by_the_same_servers(serving: InferenceLab) -> None:
     before = serving.ids()
+    loads = [serving.load(protocol, 15, 25) for protocol in ("grpc", "http")]
+    until(lambda: served(serving) > 60, 60, what="both clients are served", every_s=0.2)
 
+    killed_at = time.time()
     serving.haproxy.kill()
     serving.haproxy.begin()
     serving.until_serving(2)
 
-    assert serving.load("grpc", 20, 2).answers().errors == {}
+    for answers in (load.answers() for load in loads):
+        assert len(answers.rows) == 15 * 25
+        failed = [(sent, done) for sent, done, error in answers.rows if error]
+        again_at = min(sent for sent, _, error in answers.rows if sent > killed_at and not error)
+        in_flight = [sent for sent, done in failed if sent <= killed_at]
+        assert all(done >= killed_at for _, done in failed), "none before"
+        assert len(in_flight) <= 2 * 8, "two servers with 8 requests each"
+        assert max(sent for sent, _ in failed) < again_at, "none once it was back"
+        assert again_at < max(sent for sent, _, _ in answers.rows) - 3
     assert serving.ids() == before
 
 
@@ -165,21 +184,27 @@ def test_a_controller_killed_in_a_scale_down_loses_no_request(
 
 
 def is_refused_at_once(lab: InferenceLab) -> None:
-    """Assert that clients of both protocols get their refusal within a second."""
+    """Assert that haproxy answers clients of both protocols itself: no request waits for a server."""
     for protocol in ("grpc", "http"):
+        refused = f"cms-{protocol}-refused"
+        before = int(lab.haproxy.statistics(refused)["stot"])
         asked = lab.ask(protocol)
         assert "no server of cms is ready" in asked["index"][0]
-        assert max(seconds for _, seconds in asked.values()) < 1
-    load = lab.load("grpc", 10, 3).answers()
-    assert (set(load.errors), len(load.rows)) == ({REFUSED}, 30)
-    assert max(done - sent for sent, done, _ in load.rows) < 1
+        load = lab.load(protocol, 10, 2).answers()
+        assert (set(load.errors), len(load.rows)) == ({REFUSED[protocol]}, 20)
+        assert int(lab.haproxy.statistics(refused)["stot"]) == before + 3 + 20
+        backend = lab.haproxy.statistics(f"cms-{protocol}")
+        assert (backend["stot"], backend["qmax"]) == ("0", "0")
 
 
 def is_served_later(lab: InferenceLab) -> None:
     """Assert that clients that ask again are served, and then always."""
-    load = lab.load("grpc", 5, 30)
-    lab.until_serving(1)
-    answers = load.answers()
+
+    def once_served() -> Answers | None:
+        answers = lab.load("grpc", 5, 5).answers()
+        return answers if len(answers.rows) > answers.errors.total() else None
+
+    answers = until(once_served, 120, what="a request is served")
     assert answers.errors_since(answers.first_ok_at) == {}
 
 
@@ -195,6 +220,25 @@ def test_at_a_disabled_site_clients_are_refused_at_once_and_served_later(
         assert not serving.drones()
 
         controller.prints("sites", "enable", "servers")
+        is_served_later(serving)
+
+
+def test_while_no_gpu_fits_the_type_clients_are_refused_at_once_and_served_later(
+    lab: tuple[Pool, LabController], tritons: TritonPrograms
+) -> None:
+    _, controller = lab
+    controller.sites = ()
+    site = InferenceSite(tritons, vram_mib=81920)
+    with running_inference(controller, site) as serving:
+        is_refused_at_once(serving)
+        until(lambda: "site-full" in kinds(serving), 30, what="there is a reason", every_s=0.5)
+        why = controller.prints("explain", "service", "cms")
+        assert "with 81920 MiB" in why and "none like it" in why, why
+        assert not serving.drones()
+
+        controller.sites = (replace(site, vram_mib=A100[1]),)
+        controller.write()
+        controller.prints("reload")
         is_served_later(serving)
 
 
