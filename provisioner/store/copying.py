@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from provisioner.store import StoreError, tables
 from provisioner.store.database import SHADOW, Database, StoreConnection, marks
+from provisioner.store.file import OLDEST_SCHEMA
 from provisioner.store.lock import HOLDER, held
 from provisioner.values import frozen
 
@@ -42,7 +43,7 @@ TABLE_KEYS = {
     "ledger_due": ("drone_id",),
 }
 """Tables with their primary keys, in the order in which they are copied. A shadow has observations as well."""
-_OWN_KEYS = (HOLDER, "schema")
+_OWN_KEYS = (HOLDER, "schema", OLDEST_SCHEMA)
 """Keys of ``meta`` that stay those of each database."""
 _BATCH = 2000
 
@@ -110,7 +111,7 @@ def _filling(
     try:
         if source.version(rows) != target.version(sql):
             raise StoreError(
-                f"store {source.place} has an older schema: start its controller once with this version"
+                f"store {source.place} has another schema: start its controller once with this version"
             )
         there = tables.read_meta(sql)
         if there["birth"] != meta["birth"] or there["tick"] != "0":

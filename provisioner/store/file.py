@@ -3,19 +3,24 @@
 The schema's version is ``PRAGMA user_version``: the number of the scripts in ``migrations/`` that
 were run. To change the schema, add a script with the next number. It runs once on each store, in a
 transaction of its own, when a controller opens the store.
+
+The first line of a script says which older code may go on with the record: ``-- Expands.``, all
+that could before, or ``-- Contracts: code of schema N goes on.`` Without such a line none does.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
+from threading import get_native_id
 from typing import Any
 
 from provisioner.store import Holder, StoreError, StoreHeldError, StoreUnusableError, lock
@@ -30,6 +35,9 @@ from provisioner.store.database import (
 MIGRATIONS = tuple(sorted((Path(__file__).parent / "migrations").glob("*.sql")))
 APPLICATION_ID = 0x64726F6E
 """``PRAGMA application_id`` of a store, as the first migration sets it."""
+OLDEST_SCHEMA = "oldest_schema"
+"""Key of ``meta``: number of the oldest schema whose code may use the record."""
+_SCOPE_MARK = re.compile(r"-- (Expands\.|Contracts: code of schema (?P<oldest>\d+) goes on\.)")
 _QUICK_CHECK_LIMIT_MIB = 256
 """Files up to this size are checked from end to end when a controller opens them."""
 _NO_LOG = (
@@ -216,16 +224,55 @@ def connect(path: Path) -> sqlite3.Connection:
 
 def migrate(connection: sqlite3.Connection) -> None:
     """Run the migrations that the store has not seen, each in one transaction."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    for number, script in enumerate(MIGRATIONS[version:], version + 1):
+    while (version := _version(connection)) < len(MIGRATIONS):
+        connection.execute("BEGIN IMMEDIATE")
         try:
-            connection.executescript(
-                f"BEGIN IMMEDIATE;\n{script.read_text()}\nPRAGMA user_version = {number};\nCOMMIT;"
-            )
+            if _version(connection) == version:  # else another member has run it
+                for statement in _statements(MIGRATIONS[version].read_text()):
+                    connection.execute(statement)
+                note_oldest(connection, version + 1)
+                connection.execute(f"PRAGMA user_version = {version + 1}")
+            connection.execute("COMMIT")
         except sqlite3.Error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Yield the statements of a script, of which each begins on a line of its own."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def note_oldest(sql: StoreConnection, version: int) -> None:
+    """Record the oldest schema whose code may use a record that has now this one."""
+    oldest = 0
+    for number, script in enumerate(MIGRATIONS[:version], 1):
+        found = _SCOPE_MARK.match(script.read_text())
+        oldest = max(oldest, int(found["oldest"] or 0) if found else number)
+    sql.execute(
+        "INSERT INTO meta (key, value) VALUES (?, ?)"
+        " ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+        (OLDEST_SCHEMA, str(oldest)),
+    )
+
+
+def is_too_new(sql: StoreConnection, version: int) -> bool:
+    """Return True if this code may not use a record of a schema, since it contracted."""
+    if version <= len(MIGRATIONS):
+        return False
+    row = sql.execute("SELECT value FROM meta WHERE key = ?", (OLDEST_SCHEMA,)).fetchone()
+    return row is None or int(row[0]) > len(MIGRATIONS)
 
 
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:
@@ -235,13 +282,13 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
         raise StoreUnusableError(
             f"{path} is no provisioner store: set `store: path:` to another file, or move this one away"
         )
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > len(MIGRATIONS):
+    version = _version(connection)
+    if is_too_new(connection, version):
         raise StoreUnusableError(
             f"store {path} has schema {version}, this provisioner knows schemas up to {len(MIGRATIONS)}: "
             f"install the newer provisioner that wrote it; or {_go_back(path)}"
         )
-    return int(version)
+    return version
 
 
 def copy_store(path: Path, copy: Path) -> None:
@@ -249,7 +296,8 @@ def copy_store(path: Path, copy: Path) -> None:
 
     Raises :class:`StoreUnusableError` if ``path`` is no store.
     """
-    unfinished = copy.with_name(f"{copy.name}.copying")
+    # members that start together may copy it both
+    unfinished = copy.with_name(f"{copy.name}.{get_native_id()}.copying")
     try:
         with closing(connect(path)) as store:
             schema_version(store, path)

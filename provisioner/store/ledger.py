@@ -96,7 +96,7 @@ def book_due(
     midnight = today * SECONDS_A_DAY
     if int(meta.get(_MARKED, 0)) < today:
         sql.execute(
-            "INSERT INTO ledger_due SELECT id, ? FROM drones WHERE live = 1 ON CONFLICT DO NOTHING",
+            "INSERT INTO ledger_due (drone_id, after) SELECT id, ? FROM drones WHERE live = 1 ON CONFLICT DO NOTHING",
             (midnight + 3600.0,),
         )
     tables.write_meta(sql, **{_OPEN: str(open_day), _MARKED: str(today)})
@@ -375,8 +375,9 @@ def _add_to_days(
     sql: StoreConnection, changes: Mapping[tuple[int, int, str], Sequence[int]]
 ) -> None:
     sums = ", ".join(f"{name} = ledger_days.{name} + excluded.{name}" for name in _AMOUNT_COLUMNS)
+    columns = ("day", "kind", "account", *_AMOUNT_COLUMNS)
     sql.executemany(
-        f"INSERT INTO ledger_days VALUES (?, ?, ?, {marks(_AMOUNT_COLUMNS)})"
+        f"INSERT INTO ledger_days ({', '.join(columns)}) VALUES ({marks(columns)})"
         f" ON CONFLICT (day, kind, account) DO UPDATE SET {sums}",
         [(*key, *amounts) for key, amounts in changes.items() if any(amounts)],
     )

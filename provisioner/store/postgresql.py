@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -42,6 +43,9 @@ _TOKENS = re.compile(r"""'[^']*'|"[^"]*"|::|\?(?P<number>\d*)|:(?P<name>[a-z_]\w
 _CONNECT_TIMEOUT_S = 10
 _SILENCE_S = 15
 """Seconds after which each side gives up a connection whose other side does not answer, or waits in a transaction."""
+_MIGRATION_LOCK_S = 0.5
+"""Longest wait of a migration for a lock: statements of a leader that come after it wait as well."""
+_MIGRATION_ATTEMPTS = 60
 _SESSION_SETTINGS = {
     "lock_timeout": int(BUSY_TIMEOUT_S * 1000),
     "idle_in_transaction_session_timeout": _SILENCE_S * 1000,
@@ -147,13 +151,13 @@ class PostgresDatabase(Database):
         sql = self._connect()
         try:
             self._create(sql, controller, birth, shadow)
-            self._migrate(sql)
             meta = dict(sql.execute("SELECT key, value FROM meta").fetchall())
             self.refuse_other(meta, controller, shadow)
             kind = "_shared" if shared else ""
             query = f"SELECT pg_try_advisory_lock{kind}(?, 'meta'::regclass::oid::integer)"
             if sql.execute(query, (APPLICATION_ID,)).fetchone() != (True,):
                 raise lock.held(self.place, lock.read_claim(meta.get(lock.HOLDER, ""))[1])
+            self._migrate(sql)
         except psycopg.Error as error:
             sql.close()
             raise self.unusable(error) from error
@@ -230,7 +234,7 @@ class PostgresDatabase(Database):
     def version(self, sql: Any) -> int:
         row = sql.execute("SELECT value FROM meta WHERE key = ?", (_SCHEMA_KEY,)).fetchone()
         version = int(row[0]) if row else 0
-        if version > len(file.MIGRATIONS):
+        if file.is_too_new(sql, version):
             raise StoreUnusableError(
                 f"store {self.place} has schema {version}, this provisioner knows schemas up to "
                 f"{len(file.MIGRATIONS)}: install the newer provisioner that wrote it, or restore a dump of "
@@ -336,10 +340,23 @@ class PostgresDatabase(Database):
             sql.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", meta.items())
 
     def _migrate(self, sql: PostgresConnection) -> None:
+        """Run the migrations that the record has not seen, also while a leader writes it."""
+        attempts = 0
         while (version := self.version(sql)) < len(file.MIGRATIONS):
-            with sql.raw.transaction():
-                sql.execute("SELECT pg_advisory_xact_lock(?)", (APPLICATION_ID,))
-                if self.version(sql) == version:  # else another member has run it
-                    self.run_script(sql, file.MIGRATIONS[version].read_text())
-                    change = "UPDATE meta SET value = ? WHERE key = ?"
-                    sql.execute(change, (str(version + 1), _SCHEMA_KEY))
+            try:
+                with sql.raw.transaction():
+                    sql.execute(f"SET LOCAL lock_timeout = {int(_MIGRATION_LOCK_S * 1000)}")
+                    sql.execute("SELECT pg_advisory_xact_lock(?)", (APPLICATION_ID,))
+                    if self.version(sql) == version:  # else another member has run it
+                        self._run_migration(sql, version)
+            except errors.LockNotAvailable:
+                attempts += 1
+                if attempts == _MIGRATION_ATTEMPTS:
+                    raise
+                time.sleep(2 * _MIGRATION_LOCK_S)
+
+    def _run_migration(self, sql: PostgresConnection, version: int) -> None:
+        self.run_script(sql, file.MIGRATIONS[version].read_text())
+        file.note_oldest(sql, version + 1)
+        change = "UPDATE meta SET value = ? WHERE key = ?"
+        sql.execute(change, (str(version + 1), _SCHEMA_KEY))

@@ -128,7 +128,8 @@ class ViewLog:
             part.written += sum(map(len, bodies))
             part.whole = part.whole or part.written
             rows = [(number, name, part.cycle, body) for number, body in enumerate(bodies, seq + 1)]
-            sql.executemany("INSERT INTO view_log VALUES (?, ?, ?, ?)", rows)
+            insert = "INSERT INTO view_log (seq, name, cycle, body) VALUES (?, ?, ?, ?)"
+            sql.executemany(insert, rows)
             seq += len(rows)
         return int(seq)
 

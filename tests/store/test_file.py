@@ -74,7 +74,7 @@ def _columns(file: Path, table: str) -> set[str]:
     ("harm", "words"),
     [
         (
-            "PRAGMA user_version = 999",
+            "PRAGMA user_version = 999; UPDATE meta SET value = 999 WHERE key = 'oldest_schema'",
             r"provisioner\.db has schema 999.*newer provisioner.*orphans",
         ),
         ("PRAGMA application_id = 7", "is no provisioner store"),
@@ -84,7 +84,7 @@ async def test_a_store_of_a_newer_or_another_program_is_refused(
     filled: Path, harm: str, words: str
 ) -> None:
     with sqlite3.connect(filled) as sql:
-        sql.execute(harm)
+        sql.executescript(harm)
     for use in (_open(filled), _read(filled)):
         with pytest.raises(StoreUnusableError, match=words):
             await use()
@@ -253,7 +253,7 @@ async def test_a_downgrade_names_the_command_that_restores_the_copy_from_before_
 async def test_a_migration_that_fails_leaves_the_store_as_it_was(
     filled: Path, next_migration: Path
 ) -> None:
-    _write(next_migration, GOOD_MIGRATION + "INSERT INTO no_such_table VALUES (1);")
+    _write(next_migration, GOOD_MIGRATION + "\nINSERT INTO no_such_table VALUES (1);")
     with pytest.raises(StoreUnusableError, match="no such table"):
         await _open(filled)()
     assert "rack" not in _columns(filled, "drones")
