@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -19,6 +20,7 @@ from provisioner.store.database import Place, ServerSchema
 from provisioner.store.lease import Lease
 from provisioner.store.reader import Reader
 from tests.controller.test_process import ADAPTER, CONTROLLER, SITE, Host, host
+from tests.labs.network import WANTED, Apart, available
 from tests.labs.postgresql import QUICK, PostgresServer, postgres_or_skip
 
 __all__ = ["host"]
@@ -51,8 +53,13 @@ ORDERS = """
 class Pair:
     """Two members, at a site whose drones an operator kills one after the other: there is always something to do."""
 
-    def __init__(self, host: Host, start_s: float, place: Place) -> None:
+    def __init__(
+        self, host: Host, start_s: float, place: Place, *, first: tuple[str, ...] = ()
+    ) -> None:
+        """``first``: words that begin the command of the member that leads first."""
         self.host = host
+        self.killed = set[str]()
+        """Drones that were to be killed."""
         self.record = Reader(place)
         settings = CONTROLLER
         if isinstance(place, ServerSchema):
@@ -74,8 +81,23 @@ class Pair:
         (host.path / "site-here.yaml").write_text(f"{text}timeouts: {times}\n")
         for _ in range(8):
             queue.submit(host.path / "queue.db", ["true"], memory_mib=16)
-        self.members = [host.run(), host.run()]
-        host.until(lambda: self.leader is not None and len(self.record.lease()[1]) == 2)
+        self.members = list[subprocess.Popen[bytes]]()
+        self.runs_another(*first)
+        host.until(lambda: self.leader is not None)
+        self.runs_another()
+
+    def runs_another(self, *words: str) -> None:
+        """Start a member by a command that begins with ``words``, and wait until it is on record."""
+        new = self.host.run(before=words)
+        self.members = [*(each for each in self.members if each.poll() is None), new]
+        self.host.until(lambda: any(name.endswith(f"/{new.pid}") for name in self.names))
+
+    @property
+    def names(self) -> list[str]:
+        try:
+            return [each.name for each in self.record.lease()[1]]
+        except StoreError:
+            return []
 
     @property
     def lease(self) -> Lease:
@@ -116,6 +138,13 @@ class Pair:
     def keeps_its_promises(self) -> None:
         """No id twice, no cap exceeded, no drone without a record."""
         assert max(Counter(each[3] for each in self.orders if each[2] == "asked").values()) == 1
+        alive = set[str]()
+        for _, _, what, drone in self.orders:
+            if what == "started":
+                alive.add(drone)
+            elif what == "stopped":
+                alive.discard(drone)
+            assert len(alive) <= MOST
         self.host.until(
             lambda: self.alive() <= {each.id for each in self.record.drones(ended=None)}
         )
@@ -133,6 +162,7 @@ class Pair:
         record = self.record
         for drone in record.drones():
             if not drone.is_leaving and not record.requests():
+                self.killed.add(drone.id)
                 record.ask(RequestKind.KILL, [drone.id], reason="load", by="test", at=record.now())
                 return
 
@@ -175,11 +205,11 @@ def test_the_standby_goes_on_when_the_leader_is_killed(host: Host, place: Place)
         host.until(lambda epoch=epoch: pair.lease.epoch > epoch)
         host.until(lambda tick=tick: pair.tick > tick + 1)
         took.append(time.monotonic() - killed_at)
-        pair.members = [each for each in pair.members if each.poll() is None] + [host.run()]
+        pair.runs_another()
     pair.starts_more()
     pair.runs(2.0)
     pair.keeps_its_promises()
-    print(f"take-overs: {[round(each, 1) for each in took]} s")
+    print(f"take-overs: {[round(each, 1) for each in sorted(took)]} s")
 
 
 def test_a_leader_that_was_stopped_amid_an_order_does_nothing_more(
@@ -272,3 +302,95 @@ def test_connections_that_the_server_ends_are_made_anew(
     pair.starts_more()
     pair.keeps_its_promises()
     assert [each.poll() for each in pair.members] == [None, None]
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(not available(), reason=WANTED)
+def test_a_leader_without_a_network_stops_before_the_next_one_begins(host: Host) -> None:
+    with Apart() as apart, postgres_or_skip(*QUICK, f"listen_addresses={apart.far}") as server:
+        server.admit(f"{apart.there}/32", f"{apart.far}/32")
+        place = server.new_place(apart.far)
+        pair = Pair(host, 0.3, place, first=("ip", "netns", "exec", apart.namespace))
+        old = pair.leader
+        pair.starts_more()
+        epoch = pair.lease.epoch
+        pair.replaces_one()
+        with apart.cut():
+            host.until(lambda: pair.lease.epoch > epoch)
+            new = pair.leader
+            assert old is not None and new not in (None, old)
+            pair.starts_more()
+            pair.runs(STOPPED_S)
+        orders = {
+            each.pid: [o[0] for o in pair.orders if o[1] == each.pid] for each in pair.members
+        }
+        print(f"no order for {orders[new.pid][0] - orders[old.pid][-1]:.1f} s")
+        assert orders[old.pid][-1] < orders[new.pid][0]
+        host.until(lambda: len(pair.record.lease()[1]) == 2)
+        pair.runs(4.0)
+        assert pair.leader is new and old.poll() is None
+        assert max(o[0] for o in pair.orders if o[1] == old.pid) == orders[old.pid][-1]
+        pair.keeps_its_promises()
+
+
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+int clock_gettime(clockid_t which, struct timespec *now) {
+    int failed = syscall(SYS_clock_gettime, which, now);
+    FILE *step = which == CLOCK_REALTIME ? fopen(getenv("CLOCK_STEP"), "r") : NULL;
+    long seconds = 0;
+    if (step != NULL) {
+        if (fscanf(step, "%ld", &seconds) == 1) now->tv_sec += seconds;
+        fclose(step);
+    }
+    return failed;
+}
+"""
+"""A wall clock that is ahead by the seconds in a file, for LD_PRELOAD."""
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("step_s", [3660, -3660])
+def test_a_clock_that_is_set_by_an_hour_ends_no_drone(
+    host: Host, postgres: PostgresServer, step_s: int
+) -> None:
+    """It is that of one member: first while it leads, then the other one leads, and then this one again."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler for a clock that is set")
+    library = host.path / "clock.so"
+    build = (compiler, "-shared", "-fPIC", "-x", "c", "-o", str(library), "-")
+    subprocess.run(build, input=CLOCK.encode(), check=True)
+    file = host.path / "step"
+    set_clock = ("env", f"LD_PRELOAD={library}", f"CLOCK_STEP={file}")
+    pair = Pair(host, 0.3, postgres.new_place(), first=set_clock)
+    stepped = pair.leader
+    pair.starts_more()
+    file.write_text(str(step_s))
+    pair.runs(4.0)
+    pair.starts_more()
+    assert pair.leader is stepped
+    for words in (set_clock, ()):
+        leader = pair.leader
+        assert leader is not None
+        leader.kill()
+        leader.wait()
+        host.until(lambda: pair.leader is not None)
+        pair.starts_more()
+        pair.runs(2.0)
+        pair.runs_another(*words)
+    print(
+        [
+            f"{each.name} {dict(each.fields)}"
+            for each in pair.record.events()
+            if "clock" in each.name
+        ]
+    )
+    assert {each[3] for each in pair.orders if each[2] == "stopped"} <= pair.killed
+    pair.keeps_its_promises()

@@ -127,9 +127,11 @@ class Host:
             *more,
         ]
 
-    def run(self, *more: str) -> subprocess.Popen[bytes]:
+    def run(self, *more: str, before: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+        """Start a controller, by a command that begins with the words ``before``."""
+        command = [*before, *self.command(*more)]
         with (self.path / "stderr").open("ab") as log:
-            process = subprocess.Popen(self.command(*more), env=self.env, cwd=self.path, stderr=log)
+            process = subprocess.Popen(command, env=self.env, cwd=self.path, stderr=log)
         self.running.append(process)
         return process
 

@@ -81,13 +81,21 @@ class PostgresServer:
             raise LabError(f"{program} {' '.join(words)}: {done.stdout}")
         return done.stdout
 
+    def admit(self, *networks: str) -> None:
+        """Let clients of these networks connect without a password."""
+        rules = "".join(f"host all all {each} trust\n" for each in networks)
+        with (self.data / "pg_hba.conf").open("a") as file:
+            file.write(rules)
+        self.run("pg_ctl", "reload", "-s", f"-D{self.data}")
+
     @property
     def url(self) -> str:
         return f"postgresql://provisioner@/postgres?host={self.directory}"
 
-    def new_place(self) -> ServerSchema:
-        """Return the place of a record that no other test has."""
-        place = place_of(self.url, f"kit-{next(self._numbers)}")
+    def new_place(self, address: str = "") -> ServerSchema:
+        """Return the place of a record that no other test has. ``address``: of the server, if not its socket."""
+        url = f"postgresql://provisioner@{address}/postgres" if address else self.url
+        place = place_of(url, f"kit-{next(self._numbers)}")
         assert isinstance(place, ServerSchema)
         return place
 
