@@ -3,7 +3,7 @@
 Nothing is judged: the figures depend on the machine. Ratios to COBalD/TARDIS are of one run on one machine.
 
     run.py [--only NAME ...]     NAME: decide, loop, steady, victims, rival, query, listing, answers, openstack,
-                                 slurm, kubernetes, web
+                                 slurm, kubernetes, web, postgresql
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ MODULES = {
     "slurm": "benchmarks.slurm",
     "kubernetes": "benchmarks.kubernetes",
     "web": "benchmarks.web",
+    "postgresql": "benchmarks.postgresql",
 }
 LIMIT_S = 2400
 

@@ -16,13 +16,14 @@ import logging
 import statistics
 import sys
 import tempfile
-from dataclasses import replace
+import time
+from dataclasses import field, replace
 
 import structlog
 
 from benchmarks.cost import Figure, cpu_s, peak_mib, tell
 from benchmarks.ticks import UPDATE_INTERVAL_S
-from provisioner.controller.loop import Controller
+from provisioner.controller.loop import Controller, TickReport
 from provisioner.model import DroneState, Policy, SitePolicy
 from provisioner.planner import planner
 from provisioner.simulator.drones import SiteBehaviour
@@ -33,11 +34,25 @@ from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import Scenario, World
 from provisioner.store.database import Place, database_of, place_of
 from provisioner.store.writer import SqlStore
+from provisioner.values import define
 from tests.simulator.worlds import drone_type
 
 START = 1_750_000_000.0
 HOUR_S = 3600.0
 AT_ONCE = Fixed(0.0)
+
+
+@define
+class TimedController(Controller):
+    """A controller that notes the seconds of each turn, by the clock on the wall."""
+
+    turns_s: list[float] = field(default_factory=list)
+
+    async def turn(self) -> TickReport:
+        began = time.perf_counter()
+        report = await Controller.turn(self)
+        self.turns_s.append(time.perf_counter() - began)
+        return report
 
 
 def facility(drones: int) -> Facility:
@@ -67,7 +82,7 @@ async def play(drones: int, path: Place) -> list[Figure]:
     world.begin()
     stop = asyncio.Event()
     async with SqlStore(path, "bench", keep_s=30 * 86400.0, snapshots=50, threaded=False) as store:
-        controller = Controller(
+        controller = TimedController(
             name="bench",
             policy=replace(policy),
             types=world.types,
@@ -89,8 +104,10 @@ async def play(drones: int, path: Place) -> list[Figure]:
                 slot.joined_s -= 7 * number % UPDATE_INTERVAL_S
             await asyncio.sleep(UPDATE_INTERVAL_S)
             tick, before = store.tick, cpu_s()
+            controller.turns_s.clear()
             await asyncio.sleep(HOUR_S)
             hour_cpu, ticks = cpu_s() - before, store.tick - tick
+            mean_s, worst_s = statistics.mean(controller.turns_s), max(controller.turns_s)
             busy = sum(d.state is DroneState.BUSY for d in store.drones.values())
             assert busy == drones, f"not a steady state: {busy} of {drones} busy"
             stop.set()
@@ -104,6 +121,8 @@ async def play(drones: int, path: Place) -> list[Figure]:
         ),
         Figure("  ticks in the virtual hour", ticks, ""),
         Figure("  processor time of one tick", hour_cpu / ticks * 1000, "ms"),
+        Figure("  mean tick by the clock", mean_s * 1000, "ms"),
+        Figure("  slowest tick by the clock", worst_s * 1000, "ms"),
         Figure("  peak memory, simulated world included", peak_mib(), "MiB"),
         Figure(
             f"from request to usable, {drones:,} at once: the last", max(ready_s) + ramp_cpu, "s"
