@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from adapters.embedded import queue
 from provisioner.model import RequestKind
+from provisioner.processes import DRONE_TAG
 from provisioner.store import StoreError
 from provisioner.store.database import Place, ServerSchema
 from provisioner.store.lease import Lease
@@ -26,6 +29,7 @@ from tests.labs.postgresql import QUICK, PostgresServer, postgres_or_skip
 __all__ = ["host"]
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[2]
 LEASE_S = 2
 MOST = 4
 ORDERS = """
@@ -394,3 +398,49 @@ def test_a_clock_that_is_set_by_an_hour_ends_no_drone(
     )
     assert {each[3] for each in pair.orders if each[2] == "stopped"} <= pair.killed
     pair.keeps_its_promises()
+
+
+def drones_alive(directory: Path) -> set[bytes]:
+    """Return the drones of a site in a directory of which there are processes."""
+    tag = f"{DRONE_TAG}=".encode()
+    found = set[bytes]()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            text = path.read_bytes()
+            if bytes(directory) in text:
+                found |= {each for each in text.split(b"\0") if each.startswith(tag)}
+    return found
+
+
+@pytest.mark.matrix
+def test_no_job_is_lost_while_leaders_are_killed(host: Host, postgres: PostgresServer) -> None:
+    """Real drones of this host run real jobs, each of which notes that it began."""
+    place = postgres.new_place()
+    demo = ROOT / "site_configs" / "demo"
+    settings = (
+        (demo / "provisioner.yaml").read_text().replace("path: provisioner.db", f'url: "{place}"')
+    )
+    (host.path / "provisioner.yaml").write_text(f"{settings}ha: {{lease: {LEASE_S}s}}\n")
+    site = (demo / "local.yaml").read_text()
+    slow = re.sub(r"^  (queued|booting|joining|slot_loss): \d+s", r"  \1: 2min", site, flags=re.M)
+    (host.path / "local.yaml").write_text(slow)
+    jobs, ran = host.path / "queue.db", host.path / "ran"
+    members = [host.run(), host.run()]
+    record = Reader(place)
+    wanted = list[int]()
+    for _ in range(KILLS):
+        for _ in range(8):
+            command = ["sh", "-c", f'echo {len(wanted)} >> "{ran}"; sleep 3']
+            wanted += queue.submit(jobs, command, vram_mib=1024, memory_mib=16)
+        host.until(lambda: queue.counts(jobs)[queue.JobState.RUNNING] >= 4, 120.0)
+        assert 0 < len(drones_alive(host.path)) <= 6
+        lease = record.lease()[0]
+        leader = next(each for each in members if lease.member.endswith(f"/{each.pid}"))
+        leader.kill()
+        leader.wait()
+        members = [*(each for each in members if each is not leader), host.run()]
+        host.until(lambda epoch=lease.epoch: record.lease()[0].epoch > epoch, 60.0)
+    host.until(lambda: queue.counts(jobs)[queue.JobState.DONE] > len(wanted), 180.0)
+    assert sorted(map(int, ran.read_text().split())) == [*range(len(wanted))], "each ran once"
+    host.until(lambda: not drones_alive(host.path), 120.0)
+    host.until(lambda: not record.drones())
