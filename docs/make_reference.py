@@ -221,6 +221,7 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
     r.SurplusServer("cms", 4, 2),
     r.ServerYields(6, 10, 0.5),
     r.ServerEnds(1769860800.0, 2, 3),
+    r.ServerReturns("cms", 2, 1),
     r.ServerDrained(),
     r.ServicesShare(5, 10, 0.5),
     r.ModelUnknown("deepmet:4"),

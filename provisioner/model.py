@@ -379,7 +379,7 @@ class ServiceView:
     refused: int = 0
     """Part of ``requests`` that no server took."""
     requested_at: float = 0.0
-    """Time of the newest request; 0: none is known."""
+    """Newest time at which requests came or were under way; 0: none is known."""
     requests_per_s: float = 0.0
     """Requests that come per second now."""
     in_flight: int = 0

@@ -398,6 +398,15 @@ class ServerEnds(LeaveReason):
 
 
 @_reason
+class ServerReturns(StepReason):
+    sentence = "back in service {service}: {needed:server} needed, {servers} there or coming"
+
+    service: str
+    needed: int
+    servers: int
+
+
+@_reason
 class ServerDrained(LeaveReason):
     sentence = "the server is withdrawn from the balancer and works on no request any more"
 
@@ -1152,6 +1161,7 @@ _Served = (
     | SurplusServer
     | ServerYields
     | ServerEnds
+    | ServerReturns
     | ServerDrained
     | ServicesShare
     | ModelUnknown

@@ -376,7 +376,8 @@ class Service:
     at_most: int = setting(default=8, ge=1, le=10_000)
     """Most servers."""
     idle_s: float = setting(default=300.0, example="5min")
-    """Longest time that a server is kept without demand. It leaves earlier if its models load quickly."""
+    """Time after the last request by which all servers have stopped. They stop earlier if their models load quickly,
+    and need two `interval` and some seconds for it."""
     unready_s: float = 60.0
     """A server that is not ready for this long is replaced."""
     load: float = setting(default=0.8, gt=0, le=1)

@@ -170,6 +170,11 @@ class Retirement:
         else:
             self.stop(drone, reason, DroneState.CANCELLED)
 
+    def take_back(self, drone: Drone, reason: Reason) -> None:
+        """Take a draining drone back into service."""
+        undrained = undrained_record(drone, self.context.now)
+        self.order(Drain(undrained, drone.state, DrainMode.RESUME, reason))
+
     def heard_at(self, drone: Drone) -> float:
         """Return the time up to which the state of a drone in the pool is known: a listing may show an old slot."""
         slot = self.context.validity.slot_of(drone)
@@ -351,8 +356,7 @@ def _order_by_operator(retirement: Retirement, request: OperatorRequest, drone: 
         if drone.state is not DroneState.STOPPING:
             retirement.drain_or_stop(drone, reason, DroneState.CANCELLED, request.mode)
     elif drone.state is DroneState.DRAINING:
-        undrained = undrained_record(drone, now)
-        retirement.order(Drain(undrained, drone.state, DrainMode.RESUME, reason))
+        retirement.take_back(drone, reason)
     else:
         why = reasons.NotDraining(drone.id, drone.state.value)
         retirement.refusals.append(Refusal(Subject("drone", drone.id), 1, why))
@@ -391,11 +395,13 @@ def drain_for_larger_jobs(retirement: Retirement) -> None:
 
 
 def drain_servers(retirement: Retirement) -> None:
-    """Drain the servers that no service needs, those that end soon, and one that yields to jobs."""
+    """Drain the servers that no service needs, those that end soon, and one that yields to jobs. Take others back."""
     served = retirement.served
-    leaving = [
-        (retirement.context.drones[drone_id], why) for drone_id, why in served.leaving.items()
-    ]
+    drones = retirement.context.drones
+    for drone_id, why in served.returning.items():
+        if retirement.may_ask(drones[drone_id]):
+            retirement.take_back(drones[drone_id], why)
+    leaving = [(drones[drone_id], why) for drone_id, why in served.leaving.items()]
     if served.states and retirement._lacking_room:
         leaving += served.over_share()
     for drone, reason in leaving:

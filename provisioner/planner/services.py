@@ -39,7 +39,9 @@ from provisioner.reasons import Reason
 from provisioner.values import define, factory, frozen
 
 HOLD_FACTOR = 1.0
-"""Servers without demand are kept for this many start times of another one, at most ``Service.idle_s``."""
+"""Servers without demand are kept for this many start times of another one, and stopped within ``Service.idle_s``."""
+RELEASE_S = 5.0
+"""Time in which a server is withdrawn and stopped, beside the pauses between ticks."""
 CATCH_UP_S = 60.0
 """Time in which a backlog is worked off, or the start time of a server if that is longer."""
 LEARN_S = 300.0
@@ -129,15 +131,16 @@ def needed_servers(
 
 
 def held_state(
-    before: ServiceState, needed: int, at_most: int, hold_s: float, now: float
+    before: ServiceState, needed: int, at_most: int, hold_s: float, now: float, until: float
 ) -> ServiceState:
     """Return the state in which as many servers are wanted as were needed at any time within ``hold_s``.
 
-    It stays the same for as long as ``needed`` does and nothing expires.
+    It stays the same for as long as ``needed`` does and nothing expires. ``until``: time of the
+    newest demand.
     """
     peaks = [(at, count) for at, count in before.peaks if count > max(needed, before.needed)]
     if before.needed > needed:
-        peaks.append((now, before.needed))
+        peaks = [(min(at, until), count) for at, count in (*peaks, (now, before.needed))]
     held = tuple((at, count) for at, count in peaks if now - at < hold_s)
     most = max([needed, *(count for _, count in held)])
     return replace(before, needed=needed, wanted=min(most, at_most), peaks=held)
@@ -145,7 +148,7 @@ def held_state(
 
 @define
 class ServerGroup:
-    """Drones of one service that are not asked to leave."""
+    """Drones of one service, without those that leave for good."""
 
     ready: list[Drone] = factory(list)
     coming: list[Drone] = factory(list)
@@ -153,6 +156,8 @@ class ServerGroup:
     """Delayed at their site (:func:`provisioner.planner.context.delayed_drones`)."""
     ending: dict[DroneId, float] = factory(dict)
     """Drones whose end is near, with its time: others are started in their place."""
+    withdrawn: list[Drone] = factory(list)
+    """Drones that leave for want of demand, and may be taken back."""
 
     @property
     def supply(self) -> int:
@@ -167,6 +172,8 @@ class ServicePlan:
     states: list[ServiceState] = factory(list)
     refusals: list[Refusal] = factory(list)
     leaving: dict[DroneId, Reason] = factory(dict)
+    returning: dict[DroneId, Reason] = factory(dict)
+    """Withdrawn servers that are taken back."""
 
     @property
     def context(self) -> PlanningContext:
@@ -228,8 +235,13 @@ class ServicePlan:
         announced = self.announced.get(service.name, NO_JOBS)
         state = learned_state(before, view, announced.running, context.now)
         needed = needed_servers(service, state, view, announced, start_s)
-        hold_s = min(service.idle_s, HOLD_FACTOR * start_s)
-        state = held_state(state, needed, service.at_most, hold_s, context.now)
+        # the poll after the last request comes a pause later, and the tick that withdraws may, too
+        idle_s = service.idle_s - 2 * context.snapshot.policy.interval_s - RELEASE_S
+        hold_s = min(idle_s, HOLD_FACTOR * start_s)
+        until = context.now
+        if not (needed or before.announced):
+            until = view.requested_at or context.now
+        state = held_state(state, needed, service.at_most, hold_s, context.now, until)
         state = replace(state, announced=announced.running)
         self.states.append(state)
         if needed > service.at_most:
@@ -239,6 +251,7 @@ class ServicePlan:
         lack = min(needed, service.at_most - len(group.late)) - group.supply
         if lack > 0:
             demand = StartDemand(service, view, announced, needed, group.supply)
+            lack -= self._take_back(demand, group.withdrawn[:lack])
             self._start(demand, kinds, lack, len(group.late))
         self._choose_surplus(state, group)
         self._choose_ending(state, group)
@@ -250,17 +263,27 @@ class ServicePlan:
         found: dict[str, ServerGroup] = {}
         for drone in context.drones.values():
             kind = context.types.get(drone.type)
-            if not drone.service or kind is None or drone.is_leaving:
+            if not drone.service or kind is None or kind.service != drone.service:
                 continue
             group = found.setdefault(drone.service, ServerGroup())
             ends_at = self._end_at(drone, kind)
-            if ends_at - context.now <= self._lead_s(kind):
+            ends = ends_at - context.now <= self._lead_s(kind)
+            if drone.is_leaving:
+                if not ends and self._may_return(drone):
+                    group.withdrawn.append(drone)
+            elif ends:
                 group.ending[drone.id] = ends_at
             elif drone.id in context.late:
                 group.late.append(drone)
             else:
                 (group.coming if drone.state in ON_THE_WAY else group.ready).append(drone)
         return found
+
+    def _may_return(self, drone: Drone) -> bool:
+        """Return True if a leaving server is still ready, and neither a person nor a fault ends it."""
+        by_plan = drone.leaving in (DroneState.DONE, DroneState.UNUSED)
+        is_there = self.context.validity.slot_of(drone) is not None
+        return drone.state is DroneState.DRAINING and by_plan and is_there
 
     def _end_at(self, drone: Drone, kind: DroneType) -> float:
         """Return the time by which a drone has to end: that of its site's notice, its walltime or a downtime."""
@@ -277,6 +300,16 @@ class ServicePlan:
         cost = self.context.costs.of_types[kind.key]
         lead_s = cost.queue_s + cost.boot_s + END_MARGIN_S
         return min(lead_s, kind.longest_job_s / 2) if kind.walltime_s else lead_s
+
+    def _take_back(self, demand: StartDemand, withdrawn: Sequence[Drone]) -> int:
+        """Take back withdrawn servers, within the share of the services. Return their number."""
+        before = demand.servers
+        for drone in withdrawn:
+            if self._within_share(self.context.types[drone.type], 1, None)[0]:
+                why = reasons.ServerReturns(demand.service.name, demand.needed, demand.servers)
+                self.returning[drone.id] = why
+                demand.servers += 1
+        return demand.servers - before
 
     def _start(
         self, demand: StartDemand, kinds: Sequence[DroneType], lack: int, delayed: int
@@ -338,9 +371,13 @@ class ServicePlan:
 
     @property
     def held_milli(self) -> int:
-        """Milli-GPUs of all servers, with those that this plan starts."""
+        """Milli-GPUs of all servers, with those that this plan starts or takes back."""
         started = (start.drone for start in self.allocation.starts)
-        live = (drone for drone in self.context.drones.values() if not drone.is_leaving)
+        live = (
+            drone
+            for drone in self.context.drones.values()
+            if not drone.is_leaving or drone.id in self.returning
+        )
         return sum(d.gpu_milli for each in (started, live) for d in each if d.service)
 
     def total_milli(self, wanted: DroneType | None = None) -> int:

@@ -573,7 +573,7 @@ def servers_within_bounds(check: PlanCheck) -> Breaches:
             for drone_id, drone in check.snapshot.drones.items()
             if drone.service == service.name
         ]
-        live = [each for each in mine if each.leaving is None and not each.state.ended]
+        live = [each for each in mine if not (each.is_leaving or each.state.ended)]
         # a successor comes before the other has ended
         lasting = [each for each in live if not _is_ending(check, each)]
         starts = [s for s in check.plan.starts if s.drone.service == service.name]
@@ -609,7 +609,7 @@ def share_of_services(check: PlanCheck) -> Breaches:
     if not asks or not all(nodes) or not _gpu_jobs_wait(check):
         return
     live = [d for key, d in check.snapshot.drones.items() if not check.has_ended(key)]
-    held = sum(drone.gpu_milli for drone in live if drone.service and drone.leaving is None)
+    held = sum(drone.gpu_milli for drone in live if drone.service and not drone.is_leaving)
     total = sum(node.free_gpu_milli for some in nodes for node in some)
     total += sum(drone.gpu_milli for drone in live)
     allowed = max(held, int(check.snapshot.policy.services_share * total))

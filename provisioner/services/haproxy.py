@@ -114,12 +114,12 @@ class _Demand:
         self, name: str, rows: Mapping[tuple[str, str], Mapping[str, str]], now: float
     ) -> None:
         """Add the counters of the backends."""
-        grown = 0
         for backend in _backends(name):
-            value = int(rows[backend, "BACKEND"]["stot"])
-            grown += self.requests.setdefault(backend, _Counter(value)).add(value)
-        if grown:
-            self.requested_at = now
+            row = rows[backend, "BACKEND"]
+            value = int(row["stot"])
+            grown = self.requests.setdefault(backend, _Counter(value)).add(value)
+            if grown or int(row["scur"] or 0):
+                self.requested_at = now
         self.recent.append((now, self.total))
         while len(self.recent) > 2 and self.recent[1][0] <= now - RATE_SPAN_S:
             self.recent.popleft()

@@ -95,7 +95,7 @@ class SimulatedService:
     at_s: float = 0.0
     polled_s: float = 0.0
     polled_requests: float = 0.0
-    requested_s: float = -inf
+    requested_at: float = 0.0
 
     @property
     def ready(self) -> int:
@@ -118,7 +118,7 @@ class SimulatedService:
         totals = self.totals
         come = self.requests_per_s * passed_s
         if come:
-            self.requested_s = self.at_s
+            self.requested_at = now()
         totals.requests += come
         if not self.ready:
             totals.refused += come + self.waiting
@@ -163,7 +163,7 @@ class SimulatedService:
             name=self.config.name,
             requests=int(self.totals.requests),
             refused=int(self.totals.refused),
-            requested_at=start_epoch() + self.requested_s if come else 0.0,
+            requested_at=self.requested_at,
             requests_per_s=round(come / passed_s, 3) if passed_s else self.requests_per_s,
             in_flight=ceil(min(self.ready, work)),
             queued=int(self.waiting),

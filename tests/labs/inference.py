@@ -17,7 +17,7 @@ from tests.labs.triton import KEY, Load, TritonPrograms
 MODEL = "deepmet:1"
 TOKEN = "the-token-of-cms"
 REQUEST_S = 0.03
-IDLE_S = 10.0
+IDLE_S = 12.0
 
 
 @dataclass(frozen=True)

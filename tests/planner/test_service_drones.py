@@ -121,12 +121,12 @@ def test_an_operator_drains_a_server_while_the_overlay_is_away() -> None:
 
 def test_a_drained_server_is_stopped_once_it_works_on_nothing() -> None:
     draining = served(
-        DroneState.DRAINING, age_s=5.0, leaving=DroneState.DONE, asked_at=NOW - 5, busy_at=NOW - 50
+        DroneState.DRAINING, age_s=5.0, leaving=DroneState.CANCELLED, asked_at=NOW - 5
     )
     working = replace(draining, jobs=2)
     assert not plan_of(world(working, slots=[server(SlotState.DRAINING, 2)])).stops
     (stop,) = plan_of(world(draining, slots=[server(SlotState.DRAINING)])).stops
-    assert (stop.reason.kind, stop.drone.leaving) == ("server-drained", DroneState.DONE)
+    assert (stop.reason.kind, stop.drone.leaving) == ("server-drained", DroneState.CANCELLED)
     late = replace(working, since=NOW - 40)
     (stop,) = plan_of(world(late, slots=[server(SlotState.DRAINING, 2)])).stops
     assert stop.reason.kind == "state-timeout", "the grace of its site is 30 s"

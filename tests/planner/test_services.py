@@ -152,10 +152,10 @@ def test_wanted_is_the_highest_need_of_the_hold_time(steps: list[tuple[float, in
     for pause_s, needed in steps:
         now += pause_s
         lasted.append((now, state.needed))
-        state = held_state(state, needed, 10, 60.0, now)
+        state = held_state(state, needed, 10, 60.0, now, now)
         expected = max([needed, *(count for until, count in lasted if now - until < 60.0)])
         assert state.wanted == min(10, expected)
-        assert held_state(state, needed, 10, 60.0, now) == state
+        assert held_state(state, needed, 10, 60.0, now, now) == state
     assert list(state.peaks) == sorted(state.peaks, key=lambda peak: -peak[1])
 
 
@@ -226,6 +226,13 @@ def test_waiting_jobs_that_announce_a_model_start_one() -> None:
 def test_jobs_that_no_drone_can_run_start_none() -> None:
     plan = plan_of(world(classes=[replace(CALLER, vram_mib=500_000)]))
     assert not plan.starts and state_of(plan).needed == 0
+
+
+def test_jobs_that_run_on_other_nodes_start_one() -> None:
+    plan = plan_of(
+        world(classes=[jobs(waiting=0, running=3, gpu_milli=0, inference=("deepmet:3",))])
+    )
+    assert started(plan) == [TRITON.key] and not plan.refusals
 
 
 def test_an_unknown_model_starts_nothing_and_is_refused() -> None:
@@ -362,12 +369,67 @@ def test_servers_are_kept_for_the_hold_time() -> None:
     }
 
 
-def test_the_configured_time_is_the_longest() -> None:
-    servers = [server("d1")]
-    quick = replace(CMS, idle_s=10.0)
-    state = model.ServiceState("cms", wanted=1, needed=0, peaks=((NOW - 11, 1),))
-    plan = plan_of(world(QUIET, servers, service=quick, state=state))
-    assert leaves(plan) == {"d1": "drain surplus-server"}
+@pytest.mark.parametrize(
+    ("quiet_s", "idle_s", "leaving"),
+    [(89, 300.0, 0), (90, 300.0, 2), (24, 60.0, 0), (25, 60.0, 2)],
+    ids=["a start", "over", "the configured time", "less two pauses and the stop"],
+)
+def test_the_hold_time_counts_from_the_last_request(
+    quiet_s: float, idle_s: float, leaving: int
+) -> None:
+    """The rate of requests falls to zero later."""
+    view = replace(QUIET, requested_at=NOW - quiet_s)
+    state = model.ServiceState("cms", wanted=2, needed=1, peaks=((NOW - 5, 2),))
+    service = replace(CMS, idle_s=idle_s)
+    plan = plan_of(world(view, [server("d1"), server("d2")], service=service, state=state))
+    assert len(leaves(plan)) == leaving
+
+
+def test_the_hold_time_counts_from_the_end_of_announcing_jobs() -> None:
+    view = replace(QUIET, requested_at=NOW - 5000)
+    state = model.ServiceState("cms", wanted=1, needed=1, announced=3)
+    plan = plan_of(world(view, [server("d1")], state=state))
+    assert not plan.acts and state_of(plan).peaks == ((NOW, 1),)
+
+
+def withdrawn(**more: object) -> model.Drone:
+    """A server that leaves for want of demand, and works on nothing."""
+    left = server("d1", DroneState.DRAINING, joined_at=NOW - 500, started_at=NOW - 600)
+    return replace(left, **{"leaving": DroneState.DONE, "asked_at": NOW - 1, **more})
+
+
+def with_withdrawn(drone: model.Drone, view: model.ServiceView, **given: object) -> model.Plan:
+    slot = replace(slot_of(drone, TRITON), state=SlotState.DRAINING)
+    return plan_of(world(view, [drone], slots=[slot], **given))
+
+
+def test_a_withdrawn_server_is_taken_back_before_another_one_starts() -> None:
+    plan = with_withdrawn(withdrawn(), busy(20.0))
+    (back,) = plan.drains
+    assert (back.mode, back.drone.state) == (model.DrainMode.RESUME, DroneState.IDLE)
+    assert back.reason == reasons.ServerReturns("cms", needed=2, servers=0)
+    assert [start.reason.servers for start in plan.starts] == [1]
+    assert leaves(with_withdrawn(withdrawn(), QUIET)) == {"d1": "stop server-drained"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": DroneState.STOPPING, "asked": 1},
+        {"leaving": DroneState.CANCELLED},
+        {"notice_at": NOW - 1},
+    ],
+    ids=["its stop is ordered", "by an operator", "preempted"],
+)
+def test_others_are_not_taken_back(changes: dict[str, object]) -> None:
+    plan = with_withdrawn(withdrawn(**changes), busy(4.0))
+    assert not plan.drains and started(plan) == [TRITON.key]
+
+
+def test_a_server_that_yielded_to_jobs_is_not_taken_back_while_they_wait() -> None:
+    given = {"share": 0.0, "classes": [jobs()], "free": {"a100": 0, "triton": 0}}
+    plan = with_withdrawn(withdrawn(), busy(4.0), **given)
+    assert leaves(plan) == {"d1": "stop server-drained"} and not plan.starts
 
 
 def test_of_a_surplus_those_leave_first_that_do_least() -> None:
