@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -118,6 +119,17 @@ class FreeGpus(dict[str, int]):
             self[name] += milli
 
 
+def _balancer(addresses: str, announced: str) -> dict[str, str]:
+    """Return the address of the first service that has a model which a job announces, or of the only service."""
+    models = ["*", *re.split(r"[\s,]+", announced)]
+    for each in addresses.split(","):
+        model, _, address = each.partition("=")
+        if model in models:
+            host, _, port = address.rpartition(":")
+            return {"SONIC_LOCAL_BALANCER_HOST": host, "SONIC_LOCAL_BALANCER_PORT": port}
+    return {}
+
+
 def _unblock_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
@@ -154,6 +166,7 @@ class JobAttempt:
                 for name, value in env.items()
                 if not name.startswith(("PYTHONPATH", "EMBEDDED_"))
             },
+            **_balancer(env.get("DRONE_INFERENCE", ""), job.env.get("WANTS_INFERENCE", "")),
             **job.env,
             "PROVISIONER_DRONE_ID": env["DRONE_ID"],
             "JOB_ID": str(job.id),

@@ -18,19 +18,19 @@ def job_environment(
 
     With several services a job gets that of the first one that has a model which it announces.
     """
-    if len(services) == 1:
-        [only] = services
-        address = f"{ANY_MODEL}={host}:{only.grpc_port}"
-        return {"DRONE_INFERENCE": address, **service_environment(only, host)}
     ports = {each.name: each.grpc_port for each in services}
-    models = {
-        model: ports[kind.server.service]
-        for kind in types
-        if kind.server is not None and kind.server.service in ports
-        for model in kind.server.models
-    }
-    addresses = ",".join(f"{model}={host}:{port}" for model, port in models.items())
-    return {"DRONE_INFERENCE": addresses} if addresses else {}
+    if len(services) == 1:
+        models = [(ANY_MODEL, services[0].grpc_port)]
+    else:
+        models = [
+            (name, ports[kind.server.service])
+            for kind in types
+            if kind.server is not None and kind.server.service in ports
+            for model in kind.server.models
+            for name in (model, model.partition(":")[0])
+        ]
+    addresses = dict.fromkeys(f"{name}={host}:{port}" for name, port in models)
+    return {"DRONE_INFERENCE": ",".join(addresses)} if addresses else {}
 
 
 def service_environment(service: Service, host: str) -> Mapping[str, str]:

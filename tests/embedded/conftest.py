@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,12 +34,14 @@ def begin(path: Path, drones: Drones) -> Callable[..., Awaitable[DroneId]]:
         kind: DroneType = KIND,
         idle_s: float = 600.0,
         grace_s: float = 2.0,
+        env: Mapping[str, str] | None = None,
         **options: object,
     ) -> DroneId:
         overlay = EmbeddedOverlay(config(path, **options), "kit")
         async with overlay:
             order = StartOrder(DroneId(f"kit-abcd-{serial}"), kind, idle_s, grace_s)
-            drones.begin(replace(order, bootstrap=await overlay.bootstrap(order)))
+            made = await overlay.bootstrap(order)
+            drones.begin(replace(order, bootstrap=replace(made, env={**made.env, **(env or {})})))
         return order.drone_id
 
     return begin

@@ -139,6 +139,27 @@ async def test_a_job_sees_its_own_gpu_and_none_of_our_machinery(
     assert queue.jobs(path)[0].message == str(directory)
 
 
+async def test_a_job_gets_the_balancer_of_the_service_that_has_its_model(
+    path: Path, drones: Drones, begin: Begin
+) -> None:
+    announced = ["gnn:1", "none:1, deepmet", "none:1", ""]
+    shows = ["sh", "-c", "echo found $SONIC_LOCAL_BALANCER_HOST $SONIC_LOCAL_BALANCER_PORT"]
+    for models in announced:
+        queue.submit(path, shows, env={"WANTS_INFERENCE": models})
+    addresses = "deepmet:3=10.0.0.1:8001,deepmet=10.0.0.1:8001,gnn:1=b.example.org:9001"
+    await drones.status(await begin(idle_s=0.5, env={"DRONE_INFERENCE": addresses}))
+    found = {job.id: job.message for job in queue.jobs(path)}
+    assert [found[job_id] for job_id in sorted(found)] == [
+        "found b.example.org 9001",
+        "found 10.0.0.1 8001",
+        "found",
+        "found",
+    ]
+    queue.submit(path, shows)
+    await drones.status(await begin(2, idle_s=0.5, env={"DRONE_INFERENCE": "*=10.0.0.1:8001"}))
+    assert max(queue.jobs(path), key=lambda job: job.id).message == "found 10.0.0.1 8001"
+
+
 async def test_a_job_that_fails_tells_its_status_and_last_words(
     path: Path, drones: Drones, begin: Begin
 ) -> None:

@@ -30,16 +30,21 @@ TYPES = (
 
 def test_the_only_service_is_for_all_jobs() -> None:
     assert job_environment([CMS], TYPES, "balancer.example.org") == {
-        "DRONE_INFERENCE": "*=balancer.example.org:8001",
-        "SONIC_LOCAL_BALANCER_HOST": "balancer.example.org",
-        "SONIC_LOCAL_BALANCER_PORT": "8001",
+        "DRONE_INFERENCE": "*=balancer.example.org:8001"
     }
 
 
 def test_of_several_services_jobs_get_that_of_their_models() -> None:
-    assert job_environment([CMS, ATLAS], TYPES, "10.0.0.1") == {
-        "DRONE_INFERENCE": "deepmet:3=10.0.0.1:8001,particlenet:1=10.0.0.1:8001,gnn4itk:1=10.0.0.1:9001"
-    }
+    """By the name of a model with its version or without it."""
+    (found,) = job_environment([CMS, ATLAS], TYPES, "10.0.0.1").values()
+    assert found.split(",") == [
+        "deepmet:3=10.0.0.1:8001",
+        "deepmet=10.0.0.1:8001",
+        "particlenet:1=10.0.0.1:8001",
+        "particlenet=10.0.0.1:8001",
+        "gnn4itk:1=10.0.0.1:9001",
+        "gnn4itk=10.0.0.1:9001",
+    ]
 
 
 def test_without_servers_or_services_jobs_get_none() -> None:
