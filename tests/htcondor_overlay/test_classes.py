@@ -242,6 +242,26 @@ def test_which_groups_are_gpu_jobs(ad: classad2.ClassAd, counts: bool) -> None:
     assert (classad2.ExprTree(job_classes.GPU_JOBS).eval(ad) is True) is counts
 
 
+@pytest.mark.parametrize(
+    ("differs", "counts"),
+    [
+        ({}, True),
+        ({"JobStatus": "7"}, True),
+        ({"JobStatus": "1"}, False),
+        ({"JobStatus": "5"}, False),
+        ({"WantsInference": "undefined"}, False),
+        ({"RequestGPUs": "1", "JobStatus": "1", "WantsInference": "undefined"}, True),
+        ({"JobUniverse": "7"}, False),
+    ],
+)
+def test_jobs_without_a_gpu_that_call_a_service_count_while_they_run(
+    differs: dict[str, str], counts: bool
+) -> None:
+    caller = {"RequestGPUs": "0", "JobStatus": "2", "WantsInference": '"deepmet:3"'}
+    ad = job(**{**caller, **differs})
+    assert (classad2.ExprTree(job_classes.GPU_JOBS_AND_CALLERS).eval(ad) is True) is counts
+
+
 def test_jobs_that_a_router_gave_back_are_of_the_class_of_the_others() -> None:
     (found,) = classes(
         job(JobCount="2"), job(Managed='"Schedd"'), job(RouteName='"pool"', JobIds='"9.0"')

@@ -76,6 +76,11 @@ GPU_JOBS = (
 """Without those that want no GPU: RequestGPUs is 0, or missing. One that evaluates to nothing is
 kept: it gets a reason."""
 
+GPU_JOBS_AND_CALLERS = (
+    f"{GPU_JOBS} || {JOBS} && WantsInference isnt undefined && !member(JobStatus, {{1, 5}})"
+)
+"""With those that run on other nodes and call inference services."""
+
 _NOT_REQUIREMENTS = frozenset(
     attribute_names(
         "jobstatus jobcount jobids id jobprio qdate enteredcurrentstatus mytype targettype managed routename"

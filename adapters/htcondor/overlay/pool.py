@@ -113,7 +113,8 @@ class PoolPoller:
         }
         # jobs that want no GPU are demand only where something could be started for them
         cpu_jobs_count = any(not kind.gpu_milli for kind in types)
-        constraint = f"({job_classes.JOBS if cpu_jobs_count else job_classes.GPU_JOBS}) && ({config.constraint})"
+        of_jobs = job_classes.JOBS if cpu_jobs_count else job_classes.GPU_JOBS_AND_CALLERS
+        constraint = f"({of_jobs}) && ({config.constraint})"
         queues = self._answering(self._queues(listed, taken_at), taken_at, constraint)
         kept = self._schedds.kept(taken_at)
         answers = {queue.name: self._schedds.last[queue.name] for queue in queues}
