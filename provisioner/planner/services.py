@@ -40,7 +40,7 @@ from provisioner.values import define, factory, frozen
 
 HOLD_FACTOR = 1.0
 """Servers without demand are kept for this many start times of another one, and stopped within ``Service.idle_s``."""
-RELEASE_S = 5.0
+SERVER_STOP_S = 5.0
 """Time in which a server is withdrawn and stopped, beside the pauses between ticks."""
 CATCH_UP_S = 60.0
 """Time in which a backlog is worked off, or the start time of a server if that is longer."""
@@ -236,7 +236,7 @@ class ServicePlan:
         state = learned_state(before, view, announced.running, context.now)
         needed = needed_servers(service, state, view, announced, start_s)
         # the poll after the last request comes a pause later, and the tick that withdraws may, too
-        idle_s = service.idle_s - 2 * context.snapshot.policy.interval_s - RELEASE_S
+        idle_s = service.idle_s - 2 * context.snapshot.policy.interval_s - SERVER_STOP_S
         hold_s = min(idle_s, HOLD_FACTOR * start_s)
         until = context.now
         if not (needed or before.announced):
