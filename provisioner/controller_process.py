@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -19,6 +20,7 @@ from provisioner.controller.polling import Poller, within
 from provisioner.controller.shadow import SHADOW_SUFFIX, decide_without_orders, observed_overlay
 from provisioner.controller.standby import Standby
 from provisioner.interfaces import Overlay, UnavailableError
+from provisioner.model import ServicesView
 from provisioner.planner import planner
 from provisioner.reloading import (
     CONNECT_S,
@@ -33,6 +35,7 @@ from provisioner.store import StoreError, StoreHeldError
 from provisioner.store.database import database_of
 from provisioner.store.lease import LeaseStore, Member, Term
 from provisioner.store.lock import holder_json, this_process
+from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from provisioner.values import define
 
@@ -134,6 +137,10 @@ class ControllerProcess:
         standby = Standby(
             settings.policy, settings.types, overlay, adapters.sites, SteadyClock(), warm
         )
+        # without the balancer, as that of a shadow
+        services = configured(ServerPool(), settings, shadow=True)
+        if settings.policy.services:
+            standby.poll_services = partial(_poll_services, services, settings)
         over = asyncio.Event()
         member.changed.clear()
         member.lacks = standby.lacks
@@ -145,7 +152,8 @@ class ControllerProcess:
         systemd.notify("READY=1")
         try:
             if not member.leads:
-                await standby.run(over)
+                async with services:
+                    await standby.run(over)
         finally:
             member.lacks = tuple
             for task in beside:
@@ -254,6 +262,12 @@ class ControllerProcess:
             threaded=True,
         )
         return await stack.enter_async_context(controller)
+
+
+async def _poll_services(pool: ServerPool, settings: Settings) -> ServicesView:
+    """Return the servers on record that are ready. The leader measures the demand."""
+    drones = await asyncio.to_thread(Reader(settings.record).drones, having="service")
+    return replace(await pool.poll(drones, settings.types), services=())
 
 
 async def _set_after(over: asyncio.Event, *events: asyncio.Event) -> None:

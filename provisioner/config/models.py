@@ -595,7 +595,8 @@ class ControllerFile(ConfigSection):
     balancer: BalancerSection | None = Field(
         None, examples=[{"socket": "/run/haproxy/admin.sock", "host": "balancer.example.org"}]
     )
-    """The balancer of all services. Default: none; then clients have to find the servers themselves."""
+    """The balancer of all services. Default: none; then clients have to find the servers themselves, and only jobs
+    that announce models are demand."""
     ha: HaSection | None = Field(None, examples=[{"lease": "10s"}])
     """Several controllers with one record. Default: one controller."""
     web: WebSection = Field(WebSection(), examples=[{"listen": "127.0.0.1:8618"}])

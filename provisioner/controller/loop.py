@@ -38,6 +38,7 @@ from provisioner.controller.periodic import (
 )
 from provisioner.controller.polling import (
     FIRST_POLL_WAIT_S,
+    SERVICES_DEADLINE_S,
     TICK_WAIT_S,
     CredentialSource,
     Poller,
@@ -94,7 +95,6 @@ log = structlog.get_logger()
 
 
 CLAIM_DEADLINE_S = 1.0
-SERVICES_DEADLINE_S = 20.0
 SHUTDOWN_WAIT_S = 60.0
 """Longest wait for orders under way at the end. The next controller settles those without a result."""
 TURN_LIMIT_S = 300.0
@@ -227,6 +227,8 @@ class Controller:
         if self.warm is not None:
             overlay.view = self.warm.overlay.view
             self._poller.sites = self.warm.sites
+            if self._poller.services is not None and self.warm.services is not None:
+                self._poller.services.view = self.warm.services.view
 
     async def __aenter__(self) -> Self:
         await self._clock_watch.settle(start=True)

@@ -43,6 +43,7 @@ TICK_WAIT_S = 5.0
 """Longest time that a tick waits for polls; the answer of one that takes longer serves a later tick."""
 FIRST_POLL_WAIT_S = 2.0
 """Longest time that the first tick waits for polls: owners may wait for it. The next one follows soon."""
+SERVICES_DEADLINE_S = 20.0
 POLL_ATTEMPTS = 2
 RETRY_AFTER_S = 0.2
 

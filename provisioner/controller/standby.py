@@ -6,13 +6,13 @@ It decides nothing, and its polls change nothing (:data:`provisioner.interfaces.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from provisioner.controller.clock import Clock
 from provisioner.controller.compute_thread import ComputeThread
-from provisioner.controller.polling import Poller, PollTarget
+from provisioner.controller.polling import SERVICES_DEADLINE_S, Poller, PollTarget
 from provisioner.interfaces import OBSERVING, Overlay, Site
-from provisioner.model import DroneType, Fault, OverlayView, Policy, SiteView
+from provisioner.model import DroneType, Fault, OverlayView, Policy, ServicesView, SiteView
 from provisioner.values import define
 
 
@@ -28,6 +28,7 @@ class Standby:
     poller: Poller | None = None
     """Newest polls; a leader goes on with their views."""
     threaded: bool = True
+    poll_services: Callable[[], Awaitable[ServicesView]] | None = None
 
     async def run(self, until: asyncio.Event) -> None:
         """Poll until ``until`` is set."""
@@ -51,8 +52,10 @@ class Standby:
         """Return the views that a take-over would have to wait for, each with the reason."""
         if self.poller is None:
             return ("every view: it has just begun",)
-        states: list[tuple[str, SiteView | OverlayView | None, Fault | None]]
+        states: list[tuple[str, SiteView | OverlayView | ServicesView | None, Fault | None]]
         states = [("overlay", self.poller.overlay.view, self.poller.overlay.fault)]
+        if (services := self.poller.services) is not None:
+            states.append(("services", services.view, services.fault))
         states += [(name, each.view, each.fault) for name, each in self.poller.sites.items()]
         return tuple(
             f"{name}: {fault.message if fault is not None else 'not polled yet'}"
@@ -79,4 +82,9 @@ class Standby:
                 known = PollTarget(name, site.poll, policy.poll_deadline_s)
             if policy.standby_polls and policy.enabled:
                 sites[name] = known
-        return Poller(group, self.clock, compute, overlay, sites)
+        poller = Poller(group, self.clock, compute, overlay, sites)
+        if self.poll_services is not None:
+            poller.services = PollTarget(
+                "services", self.poll_services, SERVICES_DEADLINE_S, kind="services"
+            )
+        return poller

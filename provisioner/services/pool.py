@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 PROBES_AT_ONCE = 100
 WORK_WINDOW_S = 60.0
 """The work of a request is the mean of this time."""
-ANSWERS_WINDOW_S = 15.0
-"""The rate of requests, where no balancer measures it, is the mean of this time."""
 MAX_REMARKS = 20
 KEY_FILE, COMMAND_FILE = "service.key", "service.sh"
 
@@ -96,7 +94,6 @@ class ServiceWork:
     models: dict[str, ModelUse] = factory(dict)
     recent: deque[tuple[float, float, float]] = factory(deque)
     """Time, requests and busy seconds of each poll with requests, as far back as the window."""
-    requested_at: float = 0.0
 
     def add(self, model: str, counted: ModelCounters) -> None:
         before = self.models.get(model) or ModelUse(model)
@@ -111,7 +108,6 @@ class ServiceWork:
         """Note the requests that were counted since the poll before."""
         if requests:
             self.recent.append((now, requests, busy_s))
-            self.requested_at = now
         while self.recent and self.recent[0][0] <= now - WORK_WINDOW_S:
             self.recent.popleft()
 
@@ -120,10 +116,6 @@ class ServiceWork:
         """Time that one server works on one request; 0 without requests lately."""
         requests = sum(each[1] for each in self.recent)
         return sum(each[2] for each in self.recent) / requests if requests else 0.0
-
-    def requests_per_s(self, now: float) -> float:
-        """Return the mean rate of requests that servers answered lately."""
-        return sum(n for at, n, _ in self.recent if at > now - ANSWERS_WINDOW_S) / ANSWERS_WINDOW_S
 
 
 class ServerPool:
@@ -147,8 +139,6 @@ class ServerPool:
         """Servers that an order withdrew, or took back, since the poll that is under way began."""
         self._of_servers: dict[DroneId, ServerWork] = {}
         self._of_services: dict[str, ServiceWork] = {}
-        self._balanced: Mapping[str, ServiceView] = {}
-        """The newest view of the balancer."""
         self._syncing = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -161,7 +151,10 @@ class ServerPool:
             await session.close()
 
     async def poll(self, drones: Iterable[Drone], types: Sequence[DroneType]) -> ServicesView:
-        """Return the servers that are ready and the demand, after the balancer knows the same servers."""
+        """Return the servers that are ready and the demand, after the balancer knows the same servers.
+
+        Raises UnavailableError where the balancer does not answer: then the demand is unknown.
+        """
         self._ordered.clear()
         kinds = {kind.key: kind for kind in types if kind.server is not None}
         servers = [
@@ -181,23 +174,16 @@ class ServerPool:
             for each in servers
             if (key := each.drone.id) in ready | late
         }
-        notices: tuple[str, ...] = ()
-        try:
-            balanced = await self._sync()
-        except UnavailableError as error:
-            balanced = None
-            notices = (str(error),)
+        balanced = await self._sync()
         now = time.time()
         self._measure(health, now)
-        if balanced is not None:
-            self._balanced = {view.name: view for view in balanced.services}
-            notices = balanced.notices
-        names = sorted({kind.service for kind in kinds.values()} | self._balanced.keys())
+        views = {kind.service: ServiceView(kind.service) for kind in kinds.values()}
+        views |= {view.name: view for view in balanced.services}
         return ServicesView(
             now,
-            tuple(self._view(name, now, is_measured=balanced is not None) for name in names),
+            tuple(map(self._with_work, views.values())),
             tuple(self._slot(key, balanced, now) for key in self._servers),
-            notices,
+            balanced.notices,
             tuple(_remarks(servers, health)),
         )
 
@@ -215,10 +201,10 @@ class ServerPool:
         answers = await asyncio.gather(*map(answer, servers))
         return {each.drone.id: health for each, health in zip(servers, answers, strict=True)}
 
-    async def _sync(self) -> BalancerView | None:
-        """Let the balancer serve by the ready servers alone. Return what it measured; None without one."""
+    async def _sync(self) -> BalancerView:
+        """Let the balancer serve by the ready servers alone. Return what it measured; nothing without one."""
         if self.balancer is None:
-            return None
+            return BalancerView()
         async with self._syncing:
             servers = [
                 BalancedServer(
@@ -259,27 +245,16 @@ class ServerPool:
         for gone in self._of_servers.keys() - health.keys():
             del self._of_servers[gone]
 
-    def _view(self, name: str, now: float, *, is_measured: bool) -> ServiceView:
-        """Return the demand for a service: as the balancer measured it, or else as its servers did."""
-        work = self._of_services.get(name) or ServiceWork()
-        mine = [key for key, each in self._servers.items() if each.server.service == name]
-        view = self._balanced.get(name)
-        if view is None:
-            requests = sum(use.requests for use in work.models.values())
-            view = ServiceView(name, requests, requested_at=work.requested_at)
-        if not is_measured:
-            waiting = sum(self._of_servers[key].pending for key in mine)
-            view = replace(
-                view, requests_per_s=work.requests_per_s(now), in_flight=waiting, queued=0
-            )
+    def _with_work(self, view: ServiceView) -> ServiceView:
+        """Return the demand for a service with the work of its servers."""
+        work = self._of_services.get(view.name) or ServiceWork()
         return replace(view, request_s=work.request_s, models=tuple(work.models.values()))
 
-    def _slot(self, key: DroneId, balanced: BalancerView | None, now: float) -> Slot:
+    def _slot(self, key: DroneId, balanced: BalancerView, now: float) -> Slot:
         """Return a ready server as a slot. Its jobs are the requests that it works on."""
         each = self._servers[key]
         work = self._of_servers[key]
-        known = balanced.in_flight.get(key) if balanced is not None else None
-        requests = work.pending if known is None else known
+        requests = balanced.in_flight.get(key, work.pending)
         state = SlotState.DRAINING
         if not each.withdrawn:
             state = SlotState.BUSY if requests or work.busy_at == now else SlotState.IDLE

@@ -14,7 +14,7 @@ from provisioner.controller.actuation import OrderBatch, OrderTerms, Pools, carr
 from provisioner.controller.compute_thread import ComputeThread
 from provisioner.controller.leadership import Membership
 from provisioner.controller.standby import Standby
-from provisioner.interfaces import OBSERVING
+from provisioner.interfaces import OBSERVING, UnavailableError
 from provisioner.planner.breakers import update_by_order_results
 from provisioner.planner.lifecycle import apply_start_result
 from provisioner.simulator.loop import VirtualClock, now_s
@@ -158,13 +158,25 @@ async def test_a_standby_polls_without_a_trace_and_says_what_it_lacks() -> None:
     )
     sites: Any = {"here": here, "there": there}
     standby = Standby(policy, [GPU], Pool(), sites, VirtualClock(), threaded=False)  # type: ignore[arg-type]
+    servers = model.ServicesView(EPOCH)
+
+    async def poll_services() -> model.ServicesView:
+        if len(observed) < 3:
+            raise UnavailableError("no such record")
+        return servers
+
+    standby.poll_services = poll_services
     assert standby.lacks() and standby.unpolled == ("there",)
     over = asyncio.Event()
     asyncio.get_running_loop().call_later(12.0, over.set)
+    lacks: list[tuple[str, ...]] = []
+    asyncio.get_running_loop().call_later(8.0, lambda: lacks.append(standby.lacks()))
     await standby.run(over)
+    assert lacks == [("services: no such record",)]
     assert observed == [True, True, True] and not OBSERVING.get()
     assert standby.lacks() == () and here.told == []
     assert standby.poller is not None
     view = standby.poller.sites["here"].view
     assert view is not None and view.taken_at >= EPOCH
     assert set(standby.poller.sites) == {"here"}
+    assert standby.poller.services is not None and standby.poller.services.view is not None

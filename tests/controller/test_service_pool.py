@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from provisioner import model
 from provisioner.controller.loop import Controller
-from provisioner.controller.polling import LazySite
+from provisioner.controller.polling import LazySite, Poller
+from provisioner.controller.standby import Standby
 from provisioner.interfaces import RejectedError
 from provisioner.keys import OVERLAY_SCOPE, Scope
 from tests.controller.world import GPU, Place, Pool, SetClock, in_virtual_time, run_for, wall
@@ -16,6 +18,10 @@ from tests.store.story import TemporaryStore
 
 SERVER = model.InferenceServer("cms", ("deepmet:3",), "exec server")
 TRITON = replace(GPU, name="triton", server=SERVER)
+
+
+async def seen() -> model.ServicesView:
+    return model.ServicesView(wall())
 
 
 @dataclass
@@ -26,6 +32,7 @@ class Servers(Pool):
     refuses: bool = False
     queued: int = 0
     polls: int = 0
+    takes_s: float = 0.0
 
     async def poll(  # type: ignore[override]
         self, drones: Iterable[model.Drone], types: Sequence[model.DroneType]
@@ -36,6 +43,7 @@ class Servers(Pool):
             if drone.started_at and not drone.is_leaving
         ]
         self.polls += 1
+        await asyncio.sleep(self.takes_s)
         view = model.ServiceView("cms", queued=self.queued)
         return model.ServicesView(wall(), (view,), tuple(slots))
 
@@ -53,7 +61,12 @@ class Servers(Pool):
 
 
 async def entered(
-    stack: AsyncExitStack, servers: Servers, at_least: int = 1, *, enabled: bool = True
+    stack: AsyncExitStack,
+    servers: Servers,
+    at_least: int = 1,
+    *,
+    enabled: bool = True,
+    warm: Poller | None = None,
 ) -> Controller:
     """A controller of one service, entered."""
     place = Place()
@@ -72,6 +85,7 @@ async def entered(
         store,
         SetClock(),
         services=servers,
+        warm=warm,
     )
     return await stack.enter_async_context(made)
 
@@ -96,6 +110,19 @@ async def test_a_server_starts_and_is_drained_by_its_own_pool() -> None:
         )
         await controller.tick()
         assert servers.told[:2] == [f"bootstrap {drone.id}", f"drain {drone.id}"]
+
+
+@in_virtual_time
+async def test_a_leader_begins_with_the_servers_that_it_saw_as_a_standby() -> None:
+    over = asyncio.Event()
+    standby = Standby(model.Policy(), [], Pool(classes=()), {}, SetClock(), threaded=False)
+    standby.poll_services = seen
+    asyncio.get_running_loop().call_later(1.0, over.set)
+    await standby.run(over)
+    for warm, starts in ((None, 0), (standby.poller, 1)):
+        async with AsyncExitStack() as stack:
+            controller = await entered(stack, Servers(takes_s=60.0), warm=warm)
+            assert len((await controller.tick()).plan.starts) == starts
 
 
 @in_virtual_time

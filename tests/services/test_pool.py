@@ -140,9 +140,7 @@ async def test_a_server_is_idle_busy_and_unready() -> None:
         view = await polled(pool, fake)
         assert (slot_of(view).state, slot_of(view).jobs) == (SlotState.BUSY, 2)
         (service,) = view.services
-        assert (service.name, service.requests, service.in_flight) == ("cms", 40, 2)
-        assert service.request_s == pytest.approx(0.05)
-        assert service.requests_per_s > 0 and service.requested_at > 0
+        assert (service.name, service.request_s) == ("cms", pytest.approx(0.05))
         (use,) = service.models
         assert (use.model, use.requests, use.compute_s) == ("deepmet:3", 40, pytest.approx(2.0))
         fake.pending = 0
@@ -164,9 +162,11 @@ async def test_what_a_server_had_answered_before_it_was_watched_does_not_count()
     async with triton() as fake, ServerPool() as pool:
         fake.requests = 1000
         joined = server_drone(joined_at=960.0)
-        assert (await polled(pool, fake, joined)).services[0].requests == 0
+        (use,) = (await polled(pool, fake, joined)).services[0].models
+        assert use.requests == 0
         fake.requests = 3
-        assert (await polled(pool, fake, joined)).services[0].requests == 3, "it started again"
+        (use,) = (await polled(pool, fake, joined)).services[0].models
+        assert use.requests == 3, "it started again"
 
 
 @pytest.mark.parametrize("status", [0, 302, 404])
@@ -228,15 +228,12 @@ async def test_a_drain_withdraws_a_server_at_once_and_the_record_keeps_it_withdr
         assert slot_of(await polled(pool, fake)).state is SlotState.BUSY
 
 
-async def test_without_its_balancer_the_pool_says_so_and_goes_on() -> None:
+async def test_without_its_balancer_the_pool_cannot_be_polled() -> None:
     async with triton() as fake, ServerPool(balancer=(balancer := RecordingBalancer())) as pool:
         assert (await polled(pool, fake)).services[0].queued == 3
         balancer.is_away = True
-        fake.requests = 5
-        view = await polled(pool, fake)
-        assert view.notices == ("haproxy does not answer",)
-        assert (view.services[0].requests, view.services[0].queued) == (10, 0)
-        assert slot_of(view).state is SlotState.BUSY
+        with pytest.raises(UnavailableError, match="haproxy does not answer"):
+            await polled(pool, fake)
         (result,) = await pool.drain([DroneId("kit-ab12-0")], DrainMode.PEACEFUL, "surplus-server")
         assert result.answer is OrderOutcome.OK, "the next poll withdraws it"
 
