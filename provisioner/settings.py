@@ -80,6 +80,8 @@ class InferenceServer:
     """Path of its metrics, at the third port."""
 
 
+SERVER_WALLTIME_S = 24 * 3600.0
+"""Walltime of a type with a server that has none of its own."""
 _PER_CORE = re.compile(r"hepspec|hepscore|hs\d", re.IGNORECASE)
 """Beginnings of the names of benchmarks that pilots know as `HEPSPEC_PER_CORE`."""
 
@@ -123,7 +125,8 @@ class DroneType:
     arch: Literal["X86_64", "aarch64", "ppc64le"] = "X86_64"
     """CPU architecture."""
     walltime_s: float = setting(default=0.0, example="24h")
-    """Longest run of a drone at the site; longer than `timeouts.grace`. Default: no limit."""
+    """Longest run of a drone at the site; longer than `timeouts.grace`. Default: no limit; with a `server`
+    a day, for a server has no idle timeout and would outlive its controller."""
     sharing: Sharing = Sharing.EXCLUSIVE
     """Way in which the jobs of one drone share a GPU. All but `exclusive` need `shares`."""
     shares: int = setting(default=1, ge=1, le=MOST_SHARES, example=4)

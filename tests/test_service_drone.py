@@ -161,6 +161,31 @@ def test_a_server_that_ends_by_itself_is_a_fault(lab: Path, command: str, why: s
     assert ends(drone, 74, "server-died").strip() == why.strip()
 
 
+def test_the_log_of_a_server_has_a_limit(lab: Path) -> None:
+    noise = "while sleep 0.02; do head -c 20000 /dev/zero | tr '\\0' x; done & exec python3 -I server.py\n"
+    drone, port = service_drone(lab, "noise", noise, SERVICE_LOG_KIB="100")
+    logs = drone.dir / "log"
+    until(lambda: answer(port) and (logs / "server.log.1").exists(), 30, what="it was cut")
+    cut_at = (logs / "server.log.1").stat().st_mtime
+    until(lambda: (logs / "server.log.1").stat().st_mtime > cut_at, 30, what="again")
+    assert (logs / "server.log.1").stat().st_size == 100 * 1024
+    drone.send(signal.SIGTERM)
+    ends(drone, 0, "stopped")
+    assert "told to leave" in log_of(drone)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGQUIT])
+def test_shared_memory_of_a_server_is_removed(lab: Path, sent: signal.Signals) -> None:
+    shared = Path("/dev/shm") / own("shared memory")
+    maps = "import mmap, os, sys, time; f = open(sys.argv[1], 'w+b'); f.truncate(4096)\n"
+    maps += "m = mmap.mmap(f.fileno(), 4096); f.close(); time.sleep(600)"
+    drone, _ = service_drone(lab, "shared", f"exec python3 -I -c \"{maps}\" '{shared}'\n")
+    until(lambda: shared.exists() and shared.stat().st_size, 15, what="it has shared memory")
+    drone.send(sent)
+    ends(drone, 0, "stopped")
+    assert not shared.exists()
+
+
 def test_it_ends_at_its_walltime(lab: Path) -> None:
     drone, _ = service_drone(lab, "walltime", DRONE_WALLTIME_S="9")
     assert ends(drone, 0, "walltime") == "the end of its 9 s"

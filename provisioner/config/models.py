@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from enum import StrEnum
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -53,6 +54,7 @@ from provisioner.model import (
     Sharing,
     SitePolicy,
 )
+from provisioner.settings import SERVER_WALLTIME_S
 from provisioner.sharing import MOST_SLICES
 from provisioner.store.database import Place, place_of
 
@@ -796,9 +798,12 @@ class TypeSection(_TypeSettings):
         """Return the drone type without what follows from its site: the margin, and the reserve of free GPUs."""
         benchmark = tuple(as_settings(Benchmark, each) for each in self.benchmark)
         server = as_settings(InferenceServer, self.server) if self.server else None
-        return as_settings(
+        shape = as_settings(
             DroneType, self, site=site, name=name, benchmark=benchmark, server=server
         )
+        if server is None or shape.walltime_s:
+            return shape
+        return replace(shape, walltime_s=SERVER_WALLTIME_S)
 
     @section_check
     def _can_exist(self) -> Self:

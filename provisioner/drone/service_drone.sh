@@ -29,6 +29,7 @@ word SERVICE_MODELS 'A-Za-z0-9._:+ -' ''
 number SERVICE_HTTP_PORT ''
 number SERVICE_GRPC_PORT ''
 number SERVICE_METRICS_PORT ''
+number SERVICE_LOG_KIB 4096        # of log/server.log
 [ -z "${SERVICE_CONTAINER:-}" ] || word SERVICE_CONTAINER 'A-Za-z0-9._/:@+=-' ''
 [ -z "${SERVICE_KEY_FILE:-}" ] || word SERVICE_KEY_FILE 'A-Za-z0-9._/+@=-' ''
 [ -d "$DRONE_DIR" ] || refuse "there is no directory $DRONE_DIR"
@@ -61,12 +62,21 @@ asked=''                           # TERM or QUIT once a signal asks the drone t
 trap 'asked=TERM' TERM HUP
 trap 'asked=QUIT' INT QUIT
 
+# Files in shared memory stay when the processes that map them are killed.
+note_shared_memory() {
+    for each in $(carriers); do
+        sed -n 's,^.* \(/dev/shm/.*\)$,\1,p' "/proc/$each/maps"
+    done >>"$D/shared" 2>/dev/null
+}
+
 # finish CODE REASON WHY: end what is left, tidy up, write the outcome, exit.
 finish() {
     trap '' TERM HUP INT QUIT
     code=$1 reason=$2
     shift 2
+    note_shared_memory
     kill_all
+    while IFS= read -r file; do rm -f "$file"; done <"$D/shared"
     chmod -R u+rwx "$D" 2>/dev/null
     rm -rf "$D" checks service.sh 2>/dev/null
     case ${SERVICE_KEY_FILE:-} in "$DRONE_DIR"/*) rm -f "$SERVICE_KEY_FILE" ;; esac
@@ -134,8 +144,9 @@ start_server() {
         run="$run $verb $nv --bind $DRONE_DIR --pwd $DRONE_DIR $SERVICE_CONTAINER"
     fi
     [ ! -r service.sh ] || run="$run sh $DRONE_DIR/service.sh"
+    : >"$LOGS/server.log"
     # shellcheck disable=SC2086
-    $clean setsid $guarded $run >"$LOGS/server.log" 2>&1 </dev/null &
+    $clean setsid $guarded $run >>"$LOGS/server.log" 2>&1 </dev/null &
     server=$!
     say "starts the server of $SERVICE_NAME at port $SERVICE_HTTP_PORT"
 }
@@ -147,11 +158,19 @@ leave() {
     say "leaves: $3: $4"
     leave_by=$now
     [ "$1" = QUIT ] || leave_by=$((now + (DRONE_GRACE_S > 2 ? DRONE_GRACE_S - 2 : 0)))
+    note_shared_memory
     # Its own processes hear it from the server: what it still works on needs them.
     kill -TERM "$server" 2>/dev/null
 }
 
-said_by_server() { tail -n 3 "$LOGS/server.log" 2>/dev/null; }
+said_by_server() { cat "$LOGS/server.log.1" "$LOGS/server.log" 2>/dev/null | tail -n 3; }
+
+# The server appends to its log, so that the file can be emptied.
+limit_log() {
+    [ "$(wc -c <"$LOGS/server.log")" -gt $((SERVICE_LOG_KIB * 1024)) ] || return 0
+    tail -c $((SERVICE_LOG_KIB * 1024)) "$LOGS/server.log" >"$LOGS/server.log.1"
+    : >"$LOGS/server.log"
+}
 
 # -------------------------------------------------------------------------------------------------------------- main
 rm -rf "$D" outcome
@@ -173,6 +192,7 @@ while alive "$server"; do
         leave TERM $OK walltime "the end of its $DRONE_WALLTIME_S s"
     else
         check_again
+        limit_log
         rest 1
     fi
 done

@@ -53,7 +53,8 @@ NOTABLE_CHANGE = 0.1
 END_MARGIN_S = 120.0
 """A successor is started this much earlier than the time that it needs."""
 WITHDRAWN_S = 60.0
-"""A server is withdrawn this long before the grace period at its end, with or without a successor."""
+"""A server is withdrawn this long before the grace period at its end, with or without a successor: at most a
+quarter of its life."""
 
 
 @frozen
@@ -298,7 +299,8 @@ class ServicePlan:
     def _lead_s(self, kind: DroneType) -> float:
         """Return the time that a successor needs, at most half of a drone's life."""
         cost = self.context.costs.of_types[kind.key]
-        lead_s = cost.queue_s + cost.boot_s + END_MARGIN_S
+        grace_s = self.context.snapshot.policy.of_site(kind.site).grace_s
+        lead_s = cost.queue_s + cost.boot_s + grace_s + END_MARGIN_S
         return min(lead_s, kind.longest_job_s / 2) if kind.walltime_s else lead_s
 
     def _take_back(self, demand: StartDemand, withdrawn: Sequence[Drone]) -> int:
@@ -409,11 +411,11 @@ class ServicePlan:
         """Let servers near their end leave once enough others are ready, or in time for their last requests."""
         ready = len(group.ready)
         for drone_id, ends_at in group.ending.items():
-            grace_s = self.context.snapshot.policy.of_site(
-                self.context.drones[drone_id].site
-            ).grace_s
-            last = ends_at - self.context.now <= grace_s + WITHDRAWN_S
-            if last or ready >= state.wanted:
+            kind = self.context.types[self.context.drones[drone_id].type]
+            last_s = self.context.snapshot.policy.of_site(kind.site).grace_s + WITHDRAWN_S
+            if kind.walltime_s:
+                last_s = min(last_s, kind.longest_job_s / 4)
+            if ends_at - self.context.now <= last_s or ready >= state.wanted:
                 self.leaving[drone_id] = reasons.ServerEnds(ends_at, ready, state.wanted)
 
     def over_share(self) -> Iterator[tuple[Drone, Reason]]:

@@ -260,7 +260,9 @@ async def _resolved(servers: Sequence[BalancedServer]) -> tuple[dict[str, str], 
             pass
         try:
             answers = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            found[host] = str(answers[0][4][0])
+            # servers listen on IPv4 where they are not told otherwise
+            first = min(answers, key=lambda answer: answer[0] is not socket.AF_INET)
+            found[host] = str(first[4][0])
         except OSError as error:
             notices.append(f"servers on {host} get no requests: {error.strerror}")
     return found, notices

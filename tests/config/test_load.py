@@ -295,6 +295,18 @@ def test_services_and_their_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ]
 
 
+@pytest.mark.parametrize(("line", "walltime_s"), [("    walltime: 2h\n", 7200), ("", 86400)])
+def test_a_server_without_a_walltime_lives_for_a_day(
+    tmp_path: Path, line: str, walltime_s: int
+) -> None:
+    exclusive = SITE.replace("    sharing: time-sliced\n    shares: 2\n", "")
+    given = exclusive.replace("    walltime: 24h\n", line)
+    served = given.replace("options:", f"{SERVER.strip(chr(10))}\noptions:")
+    services = "services: [{name: cms}]\n"
+    [kind] = load(written(tmp_path, controller=CONTROLLER + services, big=served)).types
+    assert (kind.walltime_s, kind.margin_s) == (walltime_s, 120 + 40)
+
+
 def test_services_without_their_library_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

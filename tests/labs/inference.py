@@ -6,9 +6,17 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from tests.labs.controller import A100, LabController, Settings, gpu_type, limits
+from tests.labs.controller import (
+    A100,
+    LabController,
+    Settings,
+    SiteSettings,
+    gpu_type,
+    limits,
+)
 from tests.labs.haproxy import HaproxyPrograms, LabHaproxy, running_haproxy
 from tests.labs.htcondor import processes_with, until
 from tests.labs.ports import free_port
@@ -18,6 +26,29 @@ MODEL = "deepmet:1"
 TOKEN = "the-token-of-cms"
 REQUEST_S = 0.03
 IDLE_S = 12.0
+
+
+class ServerSite(SiteSettings, Protocol):
+    """A site with servers."""
+
+    @property
+    def tritons(self) -> TritonPrograms:
+        """Programs of the clients."""
+        ...
+
+
+def server_settings(programs: TritonPrograms, directory: Path, request_s: float) -> Settings:
+    """Return the ``server`` of a type, with files in a directory that its nodes have."""
+    directory.mkdir(exist_ok=True)
+    model, version = MODEL.split(":")
+    return {
+        "service": "cms",
+        "models": [MODEL],
+        "command": programs.command(directory, MODEL, request_s),
+        "first_port": free_port(),
+        "ports": 30,
+        "ready": f"/v2/models/{model}/versions/{version}/ready",
+    }
 
 
 @dataclass(frozen=True)
@@ -34,17 +65,7 @@ class InferenceSite:
     """VRAM that the type with a server has, as its section says."""
 
     def settings(self, controller: LabController) -> Settings:
-        directory = controller.directory / "tritons"
-        directory.mkdir(exist_ok=True)
-        model, version = MODEL.split(":")
-        server = {
-            "service": "cms",
-            "models": [MODEL],
-            "command": self.tritons.command(directory, MODEL, self.request_s),
-            "first_port": free_port(),
-            "ports": 30,
-            "ready": f"/v2/models/{model}/versions/{version}/ready",
-        }
+        server = server_settings(self.tritons, controller.directory / "tritons", self.request_s)
         gpu, vram, capability = A100
         gpus = {"model": gpu, "vram": f"{vram} MiB", "capability": capability, "simulate": 4}
         size = {"cpus": 1, "memory": "512 MiB", "disk": "1 GiB"}
@@ -77,6 +98,7 @@ class InferenceLab:
     tritons: TritonPrograms
     haproxy: LabHaproxy
     ports: Mapping[str, int]
+    site: str = "servers"
 
     def load(self, protocol: str, rate: float, seconds: float, token: str = TOKEN) -> Load:
         """Begin to send requests."""
@@ -87,13 +109,17 @@ class InferenceLab:
 
     def serving(self) -> int:
         """Servers to which the balancer sends requests."""
+        return len(self.addresses())
+
+    def addresses(self) -> list[str]:
+        """Hosts of these servers, as the balancer knows them."""
         lines = self.haproxy.ask("show servers state cms-grpc").splitlines()
         rows = [line.split() for line in lines if " cms-grpc " in line]
-        return sum(row[5] == "2" and int(row[6]) & 0b1001 == 0 for row in rows)
+        return [row[4] for row in rows if row[5] == "2" and int(row[6]) & 0b1001 == 0]
 
     def drones(self) -> list[dict[str, Any]]:
         """Servers' drones that live."""
-        return [each for each in self.controller.live() if each["site"] == "servers"]
+        return [each for each in self.controller.live() if each["site"] == self.site]
 
     def ids(self) -> set[str]:
         return {each["id"] for each in self.drones()}
@@ -124,7 +150,7 @@ def service_settings(ports: Mapping[str, int], socket: object, **differ: Any) ->
 
 @contextmanager
 def running_inference(
-    controller: LabController, site: InferenceSite, **differ: Any
+    controller: LabController, site: ServerSite, **differ: Any
 ) -> Iterator[InferenceLab]:
     """Set up the controller for a service, which may ``differ`` from the lab's, start both and haproxy."""
     programs = HaproxyPrograms.fetched()
@@ -142,7 +168,7 @@ def running_inference(
     with running_haproxy(programs, directory, socket) as haproxy:
         try:
             controller.start()
-            yield InferenceLab(controller, site.tritons, haproxy, ports)
+            yield InferenceLab(controller, site.tritons, haproxy, ports, site.name)
         except BaseException:
             print(controller.story())
             raise

@@ -484,6 +484,24 @@ def test_a_successor_comes_before_the_walltime_ends() -> None:
     assert leaves(plan) == {"d1": "drain server-ends"} and started(plan) == [short.key]
 
 
+def test_a_successor_has_time_to_load_however_short_the_walltime() -> None:
+    short = replace(TRITON, walltime_s=160.0)
+    given = {"types": (A100, short), "state": model.ServiceState("cms", wanted=1, needed=1)}
+    near = server("d1", DroneState.BUSY, started_at=NOW - 82, jobs=1)
+    plan = plan_of(world(busy(4.0), [near], **given))
+    assert started(plan) == [short.key] and not plan.leaves
+    last = replace(near, started_at=NOW - 122)
+    assert leaves(plan_of(world(busy(4.0), [last], **given))) == {"d1": "drain server-ends"}
+
+
+def test_a_successor_comes_before_a_long_grace_begins() -> None:
+    old = server("d1", DroneState.BUSY, started_at=NOW - 2900, jobs=1)
+    long = replace(TRITON, walltime_s=3600.0)
+    given = {"types": (A100, long), "state": model.ServiceState("cms", wanted=1, needed=1)}
+    plan = plan_of(world(busy(4.0), [old], **given, limits={"grace_s": 600.0}))
+    assert started(plan) == [long.key] and not plan.leaves
+
+
 def test_a_server_that_its_site_preempts_is_replaced_at_once() -> None:
     noticed = server("d1", DroneState.BUSY, jobs=1, notice_at=NOW - 1)
     plan = plan_of(world(busy(4.0), [noticed]))
