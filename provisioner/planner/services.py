@@ -290,11 +290,9 @@ class ServicePlan:
         """Return the time by which a drone has to end: that of its site's notice, its walltime or a downtime."""
         if drone.notice_at:
             return drone.notice_at
-        slot = self.context.validity.slot_of(drone)
-        told_at = slot.retires_at if slot is not None and slot.retires_at else NO_END
         has_end = drone.started_at and kind.walltime_s
         own_at = drone.started_at + kind.longest_job_s if has_end else NO_END
-        return min(told_at, own_at, downtime_at(self.context, kind.site) - DOWNTIME_MARGIN_S)
+        return min(own_at, downtime_at(self.context, kind.site) - DOWNTIME_MARGIN_S)
 
     def _lead_s(self, kind: DroneType) -> float:
         """Return the time that a successor needs, at most half of a drone's life."""

@@ -601,28 +601,6 @@ def _is_ending(check: PlanCheck, drone: model.Drone) -> bool:
     return bool(over or drone.notice_at or (view is not None and view.downtime_at))
 
 
-def share_of_services(check: PlanCheck) -> Breaches:
-    """Start no servers beyond their share of the GPUs while jobs wait for GPUs that some type has."""
-    asks = [(start, start.drone.gpu_milli) for start in check.plan.starts if start.drone.service]
-    nodes = [view.nodes for view in check.views.values()]
-    # elsewhere it is not known for sure what is free
-    if not asks or not all(nodes) or not _gpu_jobs_wait(check):
-        return
-    live = [d for key, d in check.snapshot.drones.items() if not check.has_ended(key)]
-    held = sum(drone.gpu_milli for drone in live if drone.service and not drone.is_leaving)
-    total = sum(node.free_gpu_milli for some in nodes for node in some)
-    total += sum(drone.gpu_milli for drone in live)
-    allowed = max(held, int(check.snapshot.policy.services_share * total))
-    yield from _beyond("GPUs for servers", asks, allowed, held, 1000)
-
-
-def _gpu_jobs_wait(check: PlanCheck) -> bool:
-    kinds = [kind for kind in check.snapshot.types if kind.server is None]
-    largest = max((kind.gpu_milli for kind in kinds), default=0)
-    jobs = (job for job in check.classes.values() if job.waiting > job.limited and not job.invalid)
-    return any(0 < job.gpu_milli <= largest for job in jobs)
-
-
 def _of(start: Start, broken: str) -> Breach:
     return Breach(f"{start.drone.id} {broken}", (start,))
 
@@ -651,6 +629,5 @@ PROMISES: tuple[Callable[[PlanCheck], Breaches], ...] = (
     reasons_of_starts,
     servers_of_services,
     servers_within_bounds,
-    share_of_services,
 )
 """Promises of a plan, in the order of their messages."""

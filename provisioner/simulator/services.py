@@ -29,7 +29,7 @@ from provisioner.model import (
     StartOrder,
 )
 from provisioner.simulator.drones import SimulatedDrone
-from provisioner.simulator.loop import Fixed, at, now, now_s, start_epoch
+from provisioner.simulator.loop import Fixed, at, now, now_s
 from provisioner.simulator.results import ServiceTotals
 from provisioner.values import define, factory, frozen, setting
 
@@ -180,11 +180,7 @@ class SimulatedService:
             state = SlotState.BUSY if busy else SlotState.IDLE
             if server.withdrawn:
                 state = SlotState.DRAINING
-            end_s = server.drone.walltime_end_s
-            grace_s = server.drone.order.grace_s
-            retires_at = start_epoch() + end_s - grace_s if end_s is not None else 0.0
-            jobs = int(state is SlotState.BUSY)
-            found.append(Slot(drone_id, state, now(), jobs=jobs, retires_at=retires_at))
+            found.append(Slot(drone_id, state, now(), jobs=int(state is SlotState.BUSY)))
         return found
 
 

@@ -596,19 +596,12 @@ def test_the_validation_knows_services() -> None:
     ]
 
 
-def test_the_validation_keeps_the_least_number_and_the_share() -> None:
+def test_the_validation_keeps_the_least_number() -> None:
     seen = world(QUIET, [server("d1"), server("d2")])
     drains = plan_of(seen).drains
     assert len(drains) == 2
     warm = world(QUIET, [server("d1"), server("d2")], service=replace(CMS, at_least=1))
     assert "2 of 2 servers of cms leave, at least 1 are kept" in broken(warm, drains=drains)
-    nodes = [model.Node("n1", ("a100", "triton"), 4000, 64, 10**6, 0, 4000, 64, 10**6, 0)]
-    many = world(busy(400.0), nodes=nodes, free=None)
-    starts = plan_of(many).starts
-    assert len(starts) == 4
-    waits = world(busy(400.0), nodes=nodes, free=None, share=0.5, classes=[jobs()])
-    assert len([s for s in plan_of(waits).starts if s.drone.service]) == 2
-    assert "4.0 GPUs for servers, 2.0 allowed" in broken(waits, starts=starts)
 
 
 def test_an_error_in_the_services_leaves_servers_alone_and_serves_jobs(
