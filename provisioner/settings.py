@@ -128,7 +128,8 @@ class DroneType:
     """Longest run of a drone at the site; longer than `timeouts.grace`. Default: no limit; with a `server`
     a day, for a server has no idle timeout and would outlive its controller."""
     sharing: Sharing = Sharing.EXCLUSIVE
-    """Way in which the jobs of one drone share a GPU. All but `exclusive` need `shares`."""
+    """Way in which the jobs of one drone share a GPU. All but `exclusive` need `shares`. For a part of a GPU
+    (`gpus: 0.25`) `mps` limits its drone to `vram`."""
     shares: int = setting(default=1, ge=1, le=MOST_SHARES, example=4)
     """Number of shares of each GPU. A job that requests a part of a GPU gets as many as it needs, with their
     part of the VRAM; jobs for a whole GPU do not match. At most 32, with `mig` 7; not with `sharing:
@@ -204,7 +205,13 @@ class DroneType:
     @property
     def shares_faults(self) -> bool:
         """Return True if a job can end its neighbours on the GPU. MIG instances isolate faults."""
-        return self.sharing in (Sharing.MPS, Sharing.TIME_SLICED)
+        return self.shares > 1 and self.sharing in (Sharing.MPS, Sharing.TIME_SLICED)
+
+    @property
+    def limits_part(self) -> bool:
+        """Return True for a part of a GPU whose drone has its own MPS, with a limit of VRAM."""
+        is_part = 0 < self.gpu_milli < WHOLE_GPU and self.shares == 1
+        return is_part and self.sharing is Sharing.MPS
 
     @property
     def longest_job_s(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.drone import script
+from tests.labs import mps as labs_mps
 from tests.labs.htcondor import DroneProcess, account, lab_directory, own, until
 
 SERVER = """
@@ -224,6 +226,63 @@ def test_its_gpu_is_checked_without_htcondor(lab: Path, errors: int) -> None:
     until(lambda: answer(port), 15, what="the server answers")
     drone.send(signal.SIGTERM)
     ends(drone, 0, "stopped")
+
+
+@pytest.fixture
+def mps(lab: Path) -> Path:
+    """Programs of a node with two GPUs and the stand-in for MPS."""
+    smi = lab / "nvidia-smi"
+    listing = "".join(f"GPU {n}: A100 (UUID: GPU-{n}{n})\\n" for n in range(2))
+    smi.write_text(
+        "#!/bin/sh\ncase $1 in --query-gpu*) echo '0, GPU-00, 0'; echo '1, GPU-11, 0' ;; "
+        f"-L) printf '{listing}' ;; esac\n"
+    )
+    smi.chmod(0o755)
+    account().give(labs_mps.stand_in(lab))
+    return lab
+
+
+PART = {"DRONE_GPUS": "1", "DRONE_GPU_MILLI": "250", "CUDA_VISIBLE_DEVICES": "1"}
+LIMITED = {"DRONE_SHARING": "mps", "DRONE_VRAM_MIB": "10134", **PART}
+
+
+def test_a_part_of_a_gpu_has_its_limit_of_memory(lab: Path, mps: Path) -> None:
+    command = "env >environment\nexec python3 -I server.py\n"
+    drone, port = service_drone(lab, "part", command, PATH=f"{mps}:/usr/bin:/bin", **LIMITED)
+    until(lambda: answer(port), 15, what="the server answers")
+    environment = (drone.dir / "environment").read_text().splitlines()
+    (drone.dir / "environment").unlink()
+    assert {
+        "CUDA_VISIBLE_DEVICES=GPU-11",
+        f"CUDA_MPS_PIPE_DIRECTORY={drone.dir}/condor/mps/0",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10134M",
+    } <= set(environment)
+    drone.send(signal.SIGTERM)
+    ends(drone, 0, "stopped")
+    assert (mps / "said").read_text().splitlines() == [
+        f"start GPU-11 {drone.dir}/log/mps-0",
+        "set_default_device_pinned_mem_limit 0 10134M",
+        f"start_server -uid {account().uid}",
+        "quit -t 1",
+    ]
+
+
+def test_a_server_without_its_limit_ends(lab: Path, mps: Path) -> None:
+    drone, port = service_drone(
+        lab, "bare", DRONE_CHECK_S="1", PATH=f"{mps}:/usr/bin:/bin", **LIMITED
+    )
+    until(lambda: answer(port), 15, what="the server answers")
+    daemon = drone.dir / "condor/mps/0/nvidia-cuda-mps-control.pid"
+    os.kill(int(daemon.read_text()), signal.SIGKILL)
+    assert "check mps_check failed: GPU-11: the MPS control daemon" in ends(
+        drone, 71, "check-failed"
+    )
+
+
+def test_a_node_without_mps_runs_no_limited_server(lab: Path, mps: Path) -> None:
+    (mps / "nvidia-cuda-mps-control").unlink()
+    drone, _ = service_drone(lab, "none", PATH=f"{mps}:/usr/bin:/bin", **LIMITED)
+    assert "nvidia-cuda-mps-control is not on this host" in ends(drone, 74, "no-mps")
 
 
 @pytest.mark.parametrize(

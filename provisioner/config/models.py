@@ -817,11 +817,10 @@ class TypeSection(_TypeSettings):
         for key, size_mib in (("memory", shape.memory_mib), ("disk", shape.disk_mib)):
             if size_mib == 0:
                 raise mistake_at(key, f"must be more than 0: write `{key}: 20 GiB`")
-        if shape.server and (shape.sharing is not Sharing.EXCLUSIVE or shape.shares > 1):
-            key = "shares" if shape.shares > 1 else "sharing"
-            problem = "only jobs share the GPU of one drone, and a server takes no jobs"
-            raise mistake_at(key, f"{problem}: remove it; for a part of a GPU write `gpus: 0.25`")
-        if shape.sharing is not Sharing.EXCLUSIVE or shape.shares > 1:
+        if shape.limits_part:
+            if not shape.vram_mib:
+                raise mistake_at("vram", "the limit of MPS is unknown: write `vram` of this part")
+        elif shape.sharing is not Sharing.EXCLUSIVE or shape.shares > 1:
             _check_shares(shape)
         _check_vram_pool(shape)
         return self
@@ -851,6 +850,10 @@ def _check_without_gpu(shape: DroneType, written: Collection[str]) -> None:
 def _check_shares(shape: DroneType) -> None:
     """Reject shares that do not agree with the kind of sharing."""
     key = "sharing" if shape.shares == 1 else "shares"
+    if shape.server:
+        problem = "only jobs share the GPU of one drone, and a server takes no jobs"
+        remedy = "remove it; for a part of a GPU write `gpus: 0.25`"
+        raise mistake_at(key, f"{problem}: {remedy}, with `sharing: mps` to limit its VRAM")
     if shape.shares > 1 and shape.sharing is Sharing.EXCLUSIVE:
         remedy = "add `sharing: mps`, `mig` or `time-sliced`, or remove `shares`"
         raise mistake_at(key, f"an exclusive GPU has no shares: {remedy}")

@@ -76,6 +76,7 @@ case ${DRONE_VRAM_ENFORCED:-none} in
     kernel | mps | none) ;;
     *) refuse "DRONE_VRAM_ENFORCED is $DRONE_VRAM_ENFORCED: set it to kernel, mps or none" ;;
 esac
+share_milli=$(((DRONE_GPU_MILLI < 1000 ? DRONE_GPU_MILLI : 1000) / DRONE_SHARES))     # what a job gets of a GPU
 [ "$DRONE_SHARES" -le 32 ] || refuse "DRONE_SHARES is $DRONE_SHARES: at most 32"
 [ -d "$DRONE_DIR" ] || refuse "there is no directory $DRONE_DIR"
 command -v setsid >/dev/null || refuse "setsid is missing (util-linux or busybox)"
@@ -179,7 +180,7 @@ find_condor() {
     # Under MIG the slices are the devices. Else each GPU is found as often as it is shared, with its part of the memory:
     # HTCondor 23 divides that only where it tells each GPU for itself (-mixed).
     options=-extra
-    if [ "$DRONE_SHARES" -gt 1 ] && [ "$DRONE_SHARING" != mig ]; then options="$options -divide $DRONE_SHARES -mixed"; fi
+    case $DRONE_SHARING in mps | time-sliced) options="$options -divide $DRONE_SHARES -mixed" ;; esac
     [ -z "${DRONE_GPU_SIMULATE:-}" ] || options="$options -simulate:$DRONE_GPU_SIMULATE"
     export PATH DRONE_DISCOVERY="$lib/condor_gpu_discovery" DRONE_DISCOVERY_OPTIONS="$options"
 }
@@ -201,84 +202,25 @@ scrub() {
     clean="$clean CONDOR_CONFIG=$D/etc/condor_config HOME=$D TMPDIR=$D/tmp"
 }
 
-# What jobs on shared GPUs have in common under MPS: for each GPU a control daemon of our own, so that a fault ends only
-# the jobs of one GPU, with a limit of memory for each process. No job is accepted before a server lives with its limit.
-start_mps() {
-    command -v nvidia-cuda-mps-control >/dev/null ||
-        finish $NOT_STARTED no-mps "nvidia-cuda-mps-control is not on this host, and the GPUs are shared by MPS"
-    mkdir -p "$D/mps/jobs"
-    cat >"$D/mps.sh" <<'MPS'
-exit 71 # @include mps.sh
-MPS
-    cat >"$D/mps_job.py" <<'MPS_JOB'
-exit(71)  # @include mps_job.py
-MPS_JOB
+exit 71 # @include drone_mps.sh
+# HTCondor's id and UUID of each GPU, and its memory.
+list_mps_gpus() {
     # shellcheck disable=SC2086
     ask_driver 60 $clean "$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS
     grep '\[ *id="' "$D/said" | while read -r line; do
         echo "$(property id) GPU-$(property DeviceUuid | sed 's/^GPU-//') $(property DeviceMemoryMb)"
-    done >"$D/mps/found"
-    number=0
-    while read -r id uuid mib; do
-        mib=$(((DRONE_VRAM_MIB > 0 ? DRONE_VRAM_MIB : ${mib:-0}) / mps_parts))
-        [ "$mib" -gt 0 ] || finish $NOT_STARTED no-mps "the memory of $id is unknown: set the drone type's vram"
-        echo "$number $id $uuid $mib" >>"$D/mps/gpus"
-        start_mps_daemon
-        number=$((number + 1))
-    done <"$D/mps/found"
-    [ -n "$mps" ] || finish $NOT_STARTED no-mps "HTCondor names no GPU"
-    write_mps_check
-    add_site_checks
-    # A server makes a context on its GPU, which takes seconds where nothing keeps the driver loaded.
-    limit=$((now + 60))
-    while :; do
-        # shellcheck disable=SC2086
-        ask_driver 60 $clean sh "$D/mps.sh" check
-        code=$?
-        [ $code -ne 0 ] || break
-        if [ $code -ne 3 ] || [ "$now" -ge $limit ] || grep -q 'exited with status' "$D/said"; then
-            finish $NOT_STARTED no-mps "$(said_by_driver)"
-        fi
-        rest 0.5
     done
 }
 property() { echo "$line" | sed -n "s/.*[[ ;]$1=\"\{0,1\}\([^\";]*\).*/\1/p"; }
-# One GPU's daemon ($number, $uuid, $mib), its limit and its server. Clients know their GPU by UUID: to a daemon that
-# sees one GPU by index, the others' index is another GPU.
-start_mps_daemon() {
-    pipes=$D/mps/$number
-    [ ${#pipes} -le 87 ] ||
-        finish $NOT_STARTED no-mps "$pipes is too long for the sockets of MPS: ${#pipes} characters, at most 87"
-    mkdir -p "$pipes" "$LOGS/mps-$number"
-    # shellcheck disable=SC2086
-    ask_driver 20 $clean CUDA_MPS_PIPE_DIRECTORY="$pipes" CUDA_MPS_LOG_DIRECTORY="$LOGS/mps-$number" \
-        CUDA_VISIBLE_DEVICES="$uuid" nvidia-cuda-mps-control -d ||
-        finish $NOT_STARTED no-mps "the MPS control daemon does not start (exit $?): $(said_by_driver)"
-    mps=yes
-    ask_driver 8 tell_mps 5 "set_default_device_pinned_mem_limit 0 ${mib}M"      # `check` reads back what came of it
-    ask_driver 8 tell_mps 5 "start_server -uid $(id -u)"
-}
-# tell_mps LIMIT_S WORDS
-tell_mps() {
-    # shellcheck disable=SC2086
-    echo "$2" | $clean CUDA_MPS_PIPE_DIRECTORY="$D/mps/$number" timeout -k 1 "$1" nvidia-cuda-mps-control >>"$LOGS/mps.out" 2>&1
-}
 # A client that is killed amid its work may take its neighbours along: its work is ended first, within so many seconds.
 end_mps_clients() {
     # shellcheck disable=SC2086
     [ -z "$mps" ] || $clean timeout -k 1 "$1" sh "$D/mps.sh" end
 }
-quit_mps() {
-    quitting=
-    for pipes in "$D"/mps/[0-9]*/; do
-        number=$(basename "$pipes")
-        tell_mps 1 'quit -t 1' &
-        quitting="$quitting $!"
-    done
-    # shellcheck disable=SC2086
-    wait $quitting
-}
 configure_mps() {
+    cat >"$D/mps_job.py" <<'MPS_JOB'
+exit(71)  # @include mps_job.py
+MPS_JOB
     # Jobs end their clients in order by Python. It is found here, since a job's PATH is the job's.
     python=$(command -v python3)
     [ -n "$python" ] && "$python" -I -S -c 'from __future__ import annotations' 2>/dev/null || python=
@@ -326,9 +268,9 @@ choose_view() {
         [ "$DRONE_GPUS" -eq 0 ] || view_true=False      # they see no GPU at all
         return
     fi
-    [ "$DRONE_SHARES" -gt 1 ] || [ $gpu_guard = environment ] || return
+    [ "$DRONE_SHARING" != exclusive ] || [ $gpu_guard = environment ] || return
     share_mib=
-    if [ "$DRONE_SHARES" -gt 1 ]; then
+    if [ "$DRONE_SHARING" != exclusive ]; then
         share_mib=slot
         [ "$DRONE_SHARING" = mig ] || [ "$DRONE_VRAM_MIB" -eq 0 ] || share_mib=$((DRONE_VRAM_MIB / DRONE_SHARES))
     fi
@@ -404,15 +346,17 @@ SshToJob = True"
 # its share of the rest. (The slot's Cpus, Memory, Disk and GPUs are what is left. A startd rounds memory up to 128 MiB.)
 # Of shared GPUs a job gets one share, which must be enough for it: HTCondor would give it two of different GPUs.
 takes_gpu_jobs() {
-    if [ "$DRONE_SHARES" -eq 1 ]; then
+    if [ $share_milli -eq 1000 ]; then
         printf '(TARGET.RequestGPUs ?: 0) >= 1'
     elif [ "$DRONE_VRAM_POOL" = 0 ]; then
-        printf '(TARGET.RequestGPUs ?: 0) == 1 && (TARGET.GpuMilli ?: 1000) <= %s' $((1000 / DRONE_SHARES))
+        printf '(TARGET.RequestGPUs ?: 0) == 1 && (TARGET.GpuMilli ?: 1000) <= %s' $share_milli
     else
         printf '(TARGET.RequestGPUs ?: 0) == 1 && ((TARGET.GpuMilli ?: 1000) <= %s || (TARGET.RequestGPUMem ?: 0) > 0)' \
-            $((1000 / DRONE_SHARES))
+            $share_milli
         printf ' && MY.GPUMem >= %s' "$pooled"
     fi
+    # HTCondor knows the memory of the whole GPU.
+    [ "$DRONE_SHARING:$DRONE_SHARES" != mps:1 ] || printf ' && (TARGET.GPUsMinMemory ?: 0) <= %s' "$DRONE_VRAM_MIB"
     # MPS serves CUDA alone: beside its server other interfaces do not work, or take the GPU from its clients.
     [ "$DRONE_SHARING" != mps ] || printf ' && (TARGET.GpuApi ?: "cuda") == "cuda"'
     keeps 'MY.Cpus - (TARGET.RequestCpus ?: 1)' "$DRONE_KEPT_CPUS"
@@ -428,7 +372,7 @@ keeps() {
     elif [ "$DRONE_VRAM_POOL" = 1 ]; then
         printf ' && (%s) * %s >= %s * (MY.GPUMem - %s)' "$1" "$DRONE_VRAM_MIB" "$2" "$pooled"
     else
-        printf ' && (%s) * 1000 >= %s * (MY.GPUs - TARGET.RequestGPUs)' "$1" $(($2 * (1000 / DRONE_SHARES)))
+        printf ' && (%s) * 1000 >= %s * (MY.GPUs - TARGET.RequestGPUs)' "$1" $(($2 * share_milli))
     fi
 }
 
@@ -454,9 +398,10 @@ GPU_MONITOR
         esac
     fi
     # A job that shares its GPU and holds more VRAM than its share is held, before the jobs beside it run out of VRAM.
-    if [ "$DRONE_SHARES" -gt 1 ] && [ "$DRONE_SHARING" != mig ]; then
-        # VRAM of processes that its jobs left behind is nobody's, and no job's to be held for: it takes no new ones.
-        [ $enforced = none ] || strays=' && (MY.DroneStrayVram ?: 0) == 0' monitor="$monitor strays"
+    if [ "$DRONE_SHARING" != exclusive ] && [ "$DRONE_SHARING" != mig ]; then
+        # VRAM of processes that its jobs left behind is nobody's, and no job's to be held for: it takes no new ones. (Of a
+        # part of a GPU it cannot be told from what other drones have.)
+        [ $enforced = none ] || [ "$DRONE_SHARES" -eq 1 ] || strays=' && (MY.DroneStrayVram ?: 0) == 0' monitor="$monitor strays"
         share_mib=GPUs_GlobalMemoryMb
         [ "$DRONE_VRAM_MIB" -eq 0 ] || share_mib=$((DRONE_VRAM_MIB / DRONE_SHARES))
         vram_policy="POLLING_INTERVAL = 2
@@ -568,10 +513,10 @@ STARTD_ATTRS = \$(STARTD_ATTRS) ${each%%=*}"
         gpus="USE FEATURE : GPUs
 GPU_DISCOVERY_EXTRA = $DRONE_DISCOVERY_OPTIONS"
         pool= pooled="max({$((DRONE_VRAM_MIB / DRONE_SHARES)), TARGET.RequestGPUMem ?: 0})"
-        job_milli="MY.GPUs * $((1000 / DRONE_SHARES))"
+        job_milli="MY.GPUs * $share_milli"
         if [ "$DRONE_VRAM_POOL" = 1 ]; then
             # A job may ask for less than it is counted with: of a resource of ours only a consumption policy changes that.
-            job_milli="ifThenElse(MY.GPUMem <= $((DRONE_VRAM_MIB / DRONE_SHARES)), $((1000 / DRONE_SHARES)), \
+            job_milli="ifThenElse(MY.GPUMem <= $((DRONE_VRAM_MIB / DRONE_SHARES)), $share_milli, \
     (MY.GPUMem * 1000 + $((DRONE_VRAM_MIB - 1))) / $DRONE_VRAM_MIB)"
             pool=yes gpus="$gpus
 MACHINE_RESOURCE_GPUMem = $DRONE_VRAM_MIB
@@ -1101,7 +1046,7 @@ find_condor
 check_first
 mps_parts=$DRONE_SHARES            # each process may have such a part of a GPU's memory
 [ "$DRONE_VRAM_POOL" = 0 ] || mps_parts=1
-if [ "$DRONE_SHARING" = mps ] && [ "$DRONE_SHARES" -gt 1 ]; then start_mps; fi
+[ "$DRONE_SHARING" != mps ] || start_mps
 choose_guard
 write_config
 placed_at=''

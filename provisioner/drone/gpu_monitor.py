@@ -637,6 +637,7 @@ def main() -> int:
     sliced = of.get("DRONE_SHARING") == "mig" or of.get("CUDA_VISIBLE_DEVICES", "").startswith(
         "MIG"
     )
+    alone = shares == 1 and int(of.get("DRONE_GPU_MILLI", "1000")) % 1000 == 0
     slots = [(1, at) for at in range(1, min(gpus * shares, MOST_SLOTS) + 1)]
     idle = SlotUsage(None if sliced else 0.0, 0.0, 0.0)
     report({}, slots, idle, time.time())
@@ -648,7 +649,7 @@ def main() -> int:
         now = time.time()
         try:
             monitor = monitor or GpuMonitor(
-                driver(), of["DRONE_DIR"] + "/condor/execute", sliced or shares == 1
+                driver(), of["DRONE_DIR"] + "/condor/execute", sliced or alone
             )
         except OSError as error:  # silence, because zero would be taken for the truth
             print(error, file=sys.stderr, flush=True)

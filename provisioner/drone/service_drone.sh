@@ -19,6 +19,7 @@ number DRONE_GPUS ''               # 0: a server without a GPU
 number DRONE_GPU_MILLI "${DRONE_GPUS}000"
 number DRONE_DISK_MIB ''
 number DRONE_VRAM_MIB 0
+word DRONE_SHARING 'a-z-' exclusive   # mps: its part of a GPU has a limit of memory
 word DRONE_VENDOR 'a-z' nvidia
 number DRONE_GRACE_S 30
 number DRONE_WALLTIME_S 0          # 0: without end
@@ -57,7 +58,7 @@ mkdir -p "$LOGS" || refuse "cannot write in $DRONE_DIR"
 exit 71 # @include drone_processes.sh
 
 # ------------------------------------------------------------------------------------------------------------ the end
-leave_by=0 leaving=''
+mps='' leave_by=0 leaving=''
 asked=''                           # TERM or QUIT once a signal asks the drone to leave
 trap 'asked=TERM' TERM HUP
 trap 'asked=QUIT' INT QUIT
@@ -75,6 +76,7 @@ finish() {
     code=$1 reason=$2
     shift 2
     note_shared_memory
+    [ -z "$mps" ] || quit_mps
     kill_all
     while IFS= read -r file; do rm -f "$file"; done <"$D/shared"
     chmod -R u+rwx "$D" 2>/dev/null
@@ -89,6 +91,18 @@ finish() {
 # ------------------------------------------------------------------------------------------------------- checks, GPUs
 exit 71 # @include drone_checks.sh
 exit 71 # @include drone_gpus.sh
+exit 71 # @include drone_mps.sh
+# The GPU that the site assigned. Its part of the memory is known.
+list_mps_gpus() {
+    # shellcheck disable=SC2086
+    ask_driver 60 $clean nvidia-smi -L
+    while read -r kind index rest; do
+        uuid=${rest##*UUID: }
+        uuid=${uuid%%)*}
+        [ "$kind" = GPU ] || continue
+        if assigned "${index%:}" || assigned "$uuid"; then echo "$uuid $uuid 0"; fi
+    done <"$D/said"
+}
 
 # The server cannot open the GPUs of others, where the node permits that; else only variables of the environment tell it.
 choose_guard() {
@@ -144,9 +158,14 @@ start_server() {
         run="$run $verb $nv --bind $DRONE_DIR --pwd $DRONE_DIR $SERVICE_CONTAINER"
     fi
     [ ! -r service.sh ] || run="$run sh $DRONE_DIR/service.sh"
+    limits=
+    if [ -n "$mps" ]; then
+        read -r _ _ uuid mib <"$D/mps/gpus"
+        limits="CUDA_VISIBLE_DEVICES=$uuid CUDA_MPS_PIPE_DIRECTORY=$D/mps/0 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=${mib}M"
+    fi
     : >"$LOGS/server.log"
     # shellcheck disable=SC2086
-    $clean setsid $guarded $run >>"$LOGS/server.log" 2>&1 </dev/null &
+    $clean $limits setsid $guarded $run >>"$LOGS/server.log" 2>&1 </dev/null &
     server=$!
     say "starts the server of $SERVICE_NAME at port $SERVICE_HTTP_PORT"
 }
@@ -177,6 +196,8 @@ rm -rf "$D" outcome
 mkdir -p "$D/tmp"
 clean="env HOME=$D TMPDIR=$D/tmp"
 check_first
+mps_parts=1
+[ "$DRONE_SHARING" != mps ] || start_mps
 choose_guard
 refuse_taken_ports
 checker='' checked_at=$now
@@ -203,6 +224,7 @@ if [ -z "$leaving" ]; then
     [ $code -le 128 ] || finish $NOT_STARTED server-died "the server ended by signal $((code - 128)): $(said_by_server)"
     finish $NOT_STARTED server-died "the server ended with status $code: $(said_by_server)"
 fi
+[ -z "$mps" ] || quit_mps
 # A server that a shell runs in the background of its command outlives that shell.
 [ "$now" -ge "$leave_by" ] || push TERM
 while [ "$now" -lt "$leave_by" ] && push 0; do rest 0.2; done

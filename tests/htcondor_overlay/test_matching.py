@@ -288,6 +288,22 @@ def test_start_lets_in_as_many_jobs_to_a_pool_as_the_planner_counts(kept_cpus: i
             assert count_jobs_in_type(wants, kind) == taken, f"{mib} MiB and {cpus} CPUs each"
 
 
+@pytest.mark.parametrize(
+    ("asks", "fits"),
+    [
+        ({}, False),
+        ({"GpuMilli": "500"}, True),
+        ({"GpuMilli": "501"}, False),
+        ({"GpuMilli": "100", "GPUsMinMemory": "20480"}, True),
+        ({"GpuMilli": "100", "GPUsMinMemory": "20481"}, False),
+    ],
+)
+def test_a_part_of_a_gpu_takes_jobs_that_it_is_enough_for(asks: dict[str, str], fits: bool) -> None:
+    kind = replace(A100, gpu_milli=500, vram_mib=20480, sharing=Sharing.MPS)
+    begins = classad2.ExprTree(matching.start(kind))
+    assert holds(begins, matching.template(kind), as_job(job(**asks))) == fits
+
+
 def test_a_gpu_that_arrived_counts_for_each_of_its_shares() -> None:
     real = classad2.parseOne(
         '[Name="slot1@kit-1@node"; SlotType="Partitionable"; TotalSlotCpus=32; TotalSlotMemory=81920; GPUs=4;'

@@ -206,6 +206,12 @@ def test_gpus_that_are_offline_are_not_free(shares: int, left: int, free_milli: 
     assert (slot.free_gpu_milli, slot.gpus_offline) == (free_milli, 1)
 
 
+@pytest.mark.parametrize(("left", "free_milli"), [(1, 500), (0, 0)])
+def test_a_part_of_a_gpu_is_no_whole_one(left: int, free_milli: int) -> None:
+    (half,) = seen(ad(DroneGpuMilli="500", GPUs=f"{left}")).drones
+    assert (half.device_milli, half.slot.free_gpu_milli) == (500, free_milli)
+
+
 def test_shares_of_nonsense_are_none() -> None:
     for shares in ("0", "-3", "true", '"x"', "1e300"):
         assert 0 <= only(DroneShares=shares).free_gpu_milli <= 1000

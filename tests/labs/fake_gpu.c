@@ -610,18 +610,35 @@ int cuCtxDestroy_v2(void *c)
 int cuCtxSynchronize(void) { CONTEXT; return 0; }
 int cuCtxSetCurrent(void *c) { ENTER; (void)c; return 0; }
 
-/* Return this process's limit of device memory under MPS: CUDA_MPS_PINNED_DEVICE_MEM_LIMIT is "0=8G,1=512M". */
+/* Return the limit of device memory that the control daemon has (the file "limit" of the stand-in: "8G"). */
+static u64 daemon_limit(void)
+{
+    const char *directory = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    char path[PATH_MAX], unit = 'M';
+    u64 value = 0;
+    snprintf(path, sizeof path, "%s/limit", directory ? directory : "/tmp/nvidia-mps");
+    FILE *file = fopen(path, "re");
+    if (!file) return ULLONG_MAX;
+    int read = fscanf(file, "%llu%c", &value, &unit);
+    fclose(file);
+    return read < 1 ? ULLONG_MAX : value * (unit == 'G' ? 1024 : 1) * MIB;
+}
+
+/* Return this process's limit of device memory under MPS: CUDA_MPS_PINNED_DEVICE_MEM_LIMIT is "0=8G,1=512M". A process
+ * can only lower that of the daemon. */
 static u64 mps_limit(void)
 {
     const char *text = getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
+    u64 most = daemon_limit();
     for (; text && *text; text = strchr(text, ',') ? strchr(text, ',') + 1 : "") {
         int ordinal;
         u64 value;
         char unit = 'M';
-        if (sscanf(text, "%d=%llu%c", &ordinal, &value, &unit) >= 2 && ordinal == context.ordinal)
-            return value * (unit == 'G' ? 1024 : 1) * MIB;
+        if (sscanf(text, "%d=%llu%c", &ordinal, &value, &unit) < 2 || ordinal != context.ordinal) continue;
+        value *= (unit == 'G' ? 1024 : 1) * MIB;
+        return value < most ? value : most;
     }
-    return ULLONG_MAX;
+    return most;
 }
 
 #define PART (16 * MIB)

@@ -41,6 +41,7 @@ if [ "${1:-}" = -d ]; then
     [ -d "$P" ] || { echo "Cannot access CUDA_MPS_PIPE_DIRECTORY=$P"; exit 1; }
     lives "$daemon" && { echo "An instance of this daemon is already running"; exit 1; }
     rm -f "$P/limit" "$P/server"
+    : >"$P/control"
     echo "$CUDA_MPS_LOG_DIRECTORY" >"$P/logs"
     echo "start $CUDA_VISIBLE_DEVICES $CUDA_MPS_LOG_DIRECTORY" >>"$here/said"
     process

@@ -174,13 +174,14 @@ class TritonPrograms:
         except LabError as error:
             pytest.skip(f"no Triton: {error}")
 
-    def command(self, directory: Path, model: str, request_s: float) -> str:
+    def command(self, directory: Path, model: str, request_s: float, before: str = "") -> str:
         """Return the shell command of a server in a drone, with files in a directory that any account may use.
 
-        A drone's own directory may be too deep for the names of Triton's sockets.
+        A drone's own directory may be too deep for the names of Triton's sockets. ``before``: what
+        the process that computes does at first, in Python.
         """
         program = directory / "server.py"
-        program.write_text(SERVER)
+        program.write_text(before + SERVER)
         program.chmod(0o644)
         directory.chmod(0o1777)
         return f"PYTRITON_HOME={directory} exec {self.python} {program} {model} {request_s}"

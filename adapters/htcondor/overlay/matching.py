@@ -25,7 +25,6 @@ from adapters.htcondor.classads import (
 from adapters.shared.printing import printable
 from provisioner.gpu_models import canonical, driver_name
 from provisioner.model import NVIDIA, WHOLE_GPU, DroneType, Sharing, UnmetRequirement
-from provisioner.sharing import share_milli
 from provisioner.values import frozen
 
 DIMENSION_ORDER = classads.attribute_names(
@@ -88,8 +87,8 @@ def start(kind: DroneType) -> str:
         ("MY.Disk - (TARGET.RequestDisk ?: 0)", kind.kept_disk_mib * 1024),
     )
     left = "(MY.GPUs - TARGET.RequestGPUs)"
+    share = min(kind.gpu_milli, WHOLE_GPU) // kind.shares
     if kind.vram_pool:
-        share = share_milli(kind.shares)
         pooled = f"max({{{kind.vram_mib // kind.shares}, TARGET.RequestGPUMem ?: 0}})"
         asks = f"({ASKED_SHARE} <= {share} || (TARGET.RequestGPUMem ?: 0) > 0)"
         wants = f"(TARGET.RequestGPUs ?: 0) == 1 && {asks} && MY.GPUMem >= {pooled}"
@@ -98,15 +97,16 @@ def start(kind: DroneType) -> str:
             for rest, kept in rests
             if kept
         ]
-    elif kind.shares == 1:
+    elif share == WHOLE_GPU:
         wants = "(TARGET.RequestGPUs ?: 0) >= 1"
         keeps = [f"{rest} >= {kept} * {left}" for rest, kept in rests if kept]
     else:
-        share = share_milli(kind.shares)
         wants = f"(TARGET.RequestGPUs ?: 0) == 1 && {ASKED_SHARE} <= {share}"
         keeps = [
             f"({rest}) * {WHOLE_GPU} >= {kept * share} * {left}" for rest, kept in rests if kept
         ]
+    if kind.limits_part:
+        wants += f" && (TARGET.GPUsMinMemory ?: 0) <= {kind.vram_mib}"
     if kind.sharing is Sharing.MPS:
         wants += ' && (TARGET.GpuApi ?: "cuda") == "cuda"'
     return " && ".join([wants, *keeps, talks])
@@ -169,11 +169,7 @@ def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config
         }
     )
     if devices:  # what a drone publishes on a node with Python and NVIDIA's library
-        ad["VramEnforced"] = (
-            "mps"
-            if kind.sharing is Sharing.MPS and kind.shares > 1 and kind.vram_mib
-            else "watched"
-        )
+        ad["VramEnforced"] = "mps" if kind.sharing is Sharing.MPS and kind.vram_mib else "watched"
     if kind.vram_pool:
         _put(
             ad, {name: str(kind.vram_mib) for name in ("GPUMem", "TotalGPUMem", "TotalSlotGPUMem")}

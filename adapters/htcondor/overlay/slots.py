@@ -142,12 +142,14 @@ def _drone_slot(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float
     now = moment(ad, "MyCurrentTime") or heard
     idle_s = max(0.0, now - (moment(ad, changed) or moment(ad, "EnteredCurrentState") or now))
     capability = classads.number(ad, "GPUs_Capability") or 0
-    device_milli = share_milli(min(max(1, whole(ad, "DroneShares")), MOST_SHARES))
+    shares = min(max(1, whole(ad, "DroneShares")), MOST_SHARES)
+    part = whole(ad, "DroneGpuMilli")
+    device_milli = part if shares == 1 and 0 < part < WHOLE_GPU else share_milli(shares)
     slot = Slot(
         drone_id=drone_id,
         state=_state(ad, jobs),
         heard_at=heard_at,
-        free_gpu_milli=_free_gpu_milli(ad, device_milli),
+        free_gpu_milli=_free_gpu_milli(ad, device_milli, shares),
         free_cpus=whole(ad, "Cpus"),
         free_memory_mib=whole(ad, "Memory"),
         free_disk_mib=whole(ad, "Disk") // 1024,
@@ -214,18 +216,18 @@ def _faults(ad: Ad, drone_id: DroneId, heard_at: float) -> Iterator[JobFailure]:
             yield JobFailure(drone_id, found[2], at, user, cause, blame)
 
 
-def _free_gpu_milli(ad: Ad, device_milli: int) -> int:
+def _free_gpu_milli(ad: Ad, device_milli: int, shares: int) -> int:
     """Return the slot's GPUs less the shares, or parts of VRAM, that jobs have. Remainders of rounding are left out."""
     if pool_mib := whole(ad, "TotalSlotGPUMem"):
         return min(WHOLE_GPU, whole(ad, "GPUMem") * WHOLE_GPU // pool_mib)
     each = device_milli
     free = whole(ad, "GPUs")
-    if each == WHOLE_GPU:
-        return free * WHOLE_GPU
+    if shares == 1:
+        return free * each
     there = whole(ad, "TotalSlotGPUs")
     # GPUs that are offline are in the slot's total
     there = max(free, min(there, whole(ad, "TotalGPUs") or there))
-    return max(0, there // (WHOLE_GPU // each) * WHOLE_GPU - (there - free) * each)
+    return max(0, there // shares * WHOLE_GPU - (there - free) * each)
 
 
 def _claims(ad: Ad) -> int:
