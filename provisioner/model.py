@@ -489,6 +489,8 @@ class RemoteDrone:
     """Obstacle that keeps it waiting, and that others of its type would meet as well."""
     final: bool = False
     """This drone will not start any more, whatever the obstacle; another may, once it has passed."""
+    epoch: int = 0
+    """That of its start order; 0 without one."""
 
     @property
     def hopeless(self) -> bool:
@@ -1062,6 +1064,8 @@ class StartOrder:
     """Jobs that it must refuse."""
     comes_within_s: float = 0.0
     """Longest time from the order until it accepts jobs: a token for it has to outlast this and its walltime."""
+    epoch: int = 0
+    """Epoch of the leader that gives the order; 0 without ``ha``. Its site keeps it with the drone id."""
 
 
 @frozen

@@ -19,8 +19,8 @@ from adapters.shared.parcel import OURS, UnfitError, packed, step
 from provisioner import drone
 from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
 
-DRONE, CONTROLLER, SITE, TYPE = (
-    OWN_PREFIX + key for key in ("drone", "controller", "site", "type")
+DRONE, CONTROLLER, SITE, TYPE, EPOCH = (
+    OWN_PREFIX + key for key in ("drone", "controller", "site", "type", "epoch")
 )
 CONTAINER = "drone"
 _FILES = "/drone/files"
@@ -42,12 +42,13 @@ class PodNames(NamedTuple):
     def group(self) -> Mapping[str, str]:
         return {CONTROLLER: self.controller, SITE: self.site}
 
-    def labels(self, drone_id: str, kind: str) -> Mapping[str, str]:
+    def labels(self, drone_id: str, kind: str, epoch: int = 0) -> Mapping[str, str]:
         return {
             "app.kubernetes.io/managed-by": "gpu-drone-provisioner",
             **self.group,
             DRONE: drone_id,
             TYPE: kind,
+            EPOCH: str(epoch),
         }
 
     def drone_id(self, found: Record) -> DroneId | None:
@@ -136,7 +137,7 @@ def pod_body(
         container["resources"]["claims"] = [{"name": "gpu"}]
     container = _merged(container, options.container)
     spec = _merged(spec, options.pod)
-    labels = {**options.labels, **names.labels(order.drone_id, kind.name)}
+    labels = {**options.labels, **names.labels(order.drone_id, kind.name, order.epoch)}
     if options.queue:
         labels["kueue.x-k8s.io/queue-name"] = options.queue
     return {

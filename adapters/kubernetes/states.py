@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from adapters.kubernetes.capacity import PASSING, ClusterPod, cluster_pod
-from adapters.kubernetes.pods import CONTAINER, TYPE, PodNames
+from adapters.kubernetes.pods import CONTAINER, EPOCH, TYPE, PodNames
+from adapters.shared.duplicates import epoch_of
 from adapters.shared.json_records import Record, mapping, mappings, moment, number, parts, text
 from adapters.shared.printing import drone_report, printable
 from provisioner.model import EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
@@ -141,6 +142,7 @@ def drone_pod(found: Record, names: PodNames) -> DronePod | None:
         slot=text(meta, "name"),
         notice_at=deleted_at,
         blocked=blocked,
+        epoch=epoch_of(text(meta, "labels", EPOCH)),
     )
     return DronePod(
         drone,
@@ -297,5 +299,6 @@ def waiting_job(found: Record, names: PodNames) -> DronePod | None:
         slot=name,
         notice_at=moment(meta, "deletionTimestamp"),
         blocked=FaultKind.QUOTA if quota else None,
+        epoch=epoch_of(text(meta, "labels", EPOCH)),
     )
     return DronePod(drone, f"jobs/{name}", created_at=moment(meta, "creationTimestamp"))

@@ -68,6 +68,7 @@ class DroneRecord:
     allocation: HostAllocation
     account: str = ""
     """The account that it runs under; empty: the controller's own, or the one that a drone of root takes."""
+    epoch: int = 0
 
     @property
     def drone_account(self) -> DroneAccount | None:
@@ -164,6 +165,7 @@ class LocalDrone:
             started_at=(self._site / "launcher").stat().st_mtime if self.remote_id else 0.0,
             reason=reason,
             end=end,
+            epoch=self.record.epoch,
         )
 
     @property

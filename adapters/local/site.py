@@ -324,6 +324,7 @@ class LocalSite:
                     str(me),
                     found,
                     self._config.account,
+                    order.epoch,
                 )
                 environment = _drone_environment(
                     order, order.bootstrap, drone, record, self._config, host

@@ -282,7 +282,10 @@ def server_request(
         "networks": "auto"
         if ids.networks is None
         else [{"uuid": each} for each in ids.networks] or "none",
-        "metadata": {**wanted.metadata, **names.metadata(order.drone_id, order.type.name)},
+        "metadata": {
+            **wanted.metadata,
+            **names.metadata(order.drone_id, order.type.name, order.epoch),
+        },
         "tags": names.tags(order.drone_id),
         "user_data": base64.b64encode(script).decode(),
     }

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adapters.openstack.servers import GONE, MAX_REASON, Server, server_phase
 from adapters.shared.drone_ids import is_drone_id
+from adapters.shared.duplicates import Seniority, epoch_of, notice, seniority
 from adapters.shared.printing import printable
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId, RemoteDrone, RemoteEnd, RemoteState
@@ -36,8 +37,8 @@ MARGIN_S = 300.0
 _MAX_GONE = 5000
 _MAX_TAG = 60
 
-DRONE_KEY, CONTROLLER_KEY, SITE_KEY, TYPE_KEY = (
-    f"provisioner_{key}" for key in ("drone", "controller", "site", "type")
+DRONE_KEY, CONTROLLER_KEY, SITE_KEY, TYPE_KEY, EPOCH_KEY = (
+    f"provisioner_{key}" for key in ("drone", "controller", "site", "type", "epoch")
 )
 
 
@@ -62,12 +63,13 @@ class ServerNames(NamedTuple):
     def tags(self, drone_id: DroneId) -> list[str]:
         return ["gpu-drone", self.group_tag, tag(drone_id)]
 
-    def metadata(self, drone_id: DroneId, kind: str) -> Mapping[str, str]:
+    def metadata(self, drone_id: DroneId, kind: str, epoch: int = 0) -> Mapping[str, str]:
         return {
             DRONE_KEY: drone_id,
             CONTROLLER_KEY: self.controller,
             SITE_KEY: self.site,
             TYPE_KEY: kind,
+            EPOCH_KEY: str(epoch),
         }
 
     def drone_id(self, server: Server) -> DroneId | None:
@@ -194,7 +196,7 @@ def _ended(known: Server, deleted: Server) -> Server:
 
 
 MAX_SERVER_NOTICES = 10
-_RANKS = {RemoteState.RUNNING: 0, RemoteState.UNKNOWN: 1, RemoteState.PENDING: 2}
+_OVER = (RemoteState.STOPPED, RemoteState.ENDED)
 
 
 @frozen
@@ -239,9 +241,8 @@ def listing(
         node = hosts.get(server.host_id) or printable(server.host_id[:12], 12)
         slot = f"{server.id}@{node}" if node else ""
         kind = server.metadata.get(TYPE_KEY, "")
-        drones[drone_id] = RemoteDrone(
-            drone_id, state, server.id, kind, started_at, node=node, slot=slot, **more
-        )
+        more |= {"node": node, "slot": slot, "epoch": _epoch(server)}
+        drones[drone_id] = RemoteDrone(drone_id, state, server.id, kind, started_at, **more)
 
     for drone_id, several in _by_drone(view.servers, names).items():
         server, *rest = several
@@ -259,9 +260,11 @@ def listing(
         if phase.state is RemoteState.STOPPED:
             over[drone_id] = server
         for other in rest:
-            notices.append(f"{drone_id} is there twice, as {server.id} and {other.id}")
+            both = (server.id, _epoch(server)), (other.id, _epoch(other))
+            notices.append(notice(drone_id, *both))
             # One of a cell that is down may be the better one, and could not be deleted now anyway.
-            surplus += [other.id] if "UNKNOWN" not in (server.status, other.status) else []
+            silent = "UNKNOWN" in (server.status, other.status)
+            surplus += [other.id] if not silent and not server_phase(other).leaving else []
     for drone_id, several in _by_drone(view.gone.values(), names).items():
         server = max(several, key=lambda each: (each.launched_at > 0, each.updated_at))
         if drone_id in drones:
@@ -309,8 +312,16 @@ def _by_drone(servers: Iterable[Server], names: ServerNames) -> Mapping[DroneId,
     return found
 
 
-def _seniority(server: Server) -> tuple[int, bool, float, str]:
-    """Return a sort key: running, possibly running, waiting, never launched, over; then the launched and the older."""
+def _epoch(server: Server) -> int:
+    return epoch_of(server.metadata.get(EPOCH_KEY, ""))
+
+
+def _seniority(server: Server) -> Seniority:
     phase = server_phase(server)
-    rank = 3 if phase.final else _RANKS.get(phase.state, 4)
-    return rank, not server.launched_at, server.created_at, server.id
+    return seniority(
+        server.id,
+        server.created_at,
+        server.launched_at,
+        is_ending=phase.leaving or phase.final,
+        has_ended=phase.state in _OVER,
+    )

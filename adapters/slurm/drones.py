@@ -12,9 +12,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from adapters.shared.drone_ids import DRONE_ID_PATTERN, LABEL, MAX_DRONE_ID_LENGTH
+from adapters.shared.duplicates import DroneListing, Seniority, epoch_of, seniority, settled
 from adapters.shared.printing import printable
 from adapters.slurm.records import SlurmClient, SlurmJob, SlurmJobs, split_job_id
 from adapters.slurm.states import SlurmStateMapping, classify_reason, map_state
@@ -63,6 +63,23 @@ def is_alive(job: SlurmJob) -> bool:
     return map_state(job.state, job.flags).state is not RemoteState.ENDED
 
 
+def is_completing(job: SlurmJob) -> bool:
+    return "COMPLETING" in (*job.flags, job.state)
+
+
+def _seniority(job: SlurmJob) -> Seniority:
+    state = map_state(job.state, job.flags).state
+    has_ended = state is RemoteState.ENDED
+    waits = state is RemoteState.PENDING or (has_ended and not job.nodes)
+    return seniority(
+        job.remote_id,
+        job.submitted_at,
+        0.0 if waits else job.started_at,
+        is_ending=is_completing(job),
+        has_ended=has_ended,
+    )
+
+
 def is_rejected_submission(job: SlurmJob) -> bool:
     """Return whether a job is the record of a rejected submission: it failed for its request and never ran."""
     if job.state != "FAILED" or job.nodes:
@@ -105,6 +122,7 @@ def _remote_drone(
         slot=f"{job.remote_id}@{node}" if node else "",
         notice_at=_preempted_at(job, now) if end is None and not waits else 0.0,
         blocked=blocked,
+        epoch=epoch_of(job.comment),
     )
 
 
@@ -187,14 +205,6 @@ def _failed_end(job: SlurmJob, at: float) -> RemoteEnd:
 _CANCELLED_TTL_S = 86400.0
 
 
-class SlurmDroneListing(NamedTuple):
-    """Drones of this site that Slurm lists, ids of live jobs that are the same drone as another one, and notices."""
-
-    drones: Mapping[DroneId, RemoteDrone]
-    duplicates: Sequence[str]
-    notices: Sequence[str]
-
-
 class SlurmDrones:
     """The drones of one controller at one site, in listings and in accounting.
 
@@ -223,49 +233,31 @@ class SlurmDrones:
         self._has_accounting = True
 
     def jobs(self, jobs: Iterable[SlurmJob]) -> Mapping[DroneId, SlurmJobs]:
-        """Return the jobs of each drone: live ones before ended ones, then the oldest first."""
+        """Return the jobs of each drone, the one that counts first."""
         found: dict[DroneId, list[SlurmJob]] = {}
         for job in jobs:
             drone_id = drone_of(job, self._controller, self._site)
             if drone_id is not None and not is_rejected_submission(job):
                 found.setdefault(drone_id, []).append(job)
         for several in found.values():
-            several.sort(key=lambda job: (not is_alive(job), split_job_id(job.remote_id) or ()))
+            several.sort(key=_seniority)
         return found
 
-    def listing(self, jobs: SlurmJobs, now: float) -> SlurmDroneListing:
+    def listing(self, jobs: SlurmJobs, now: float) -> DroneListing:
         """Return the drones among our ``jobs``, which were listed at ``now``. Ended ones stay for a while."""
         self.user = next((job.user for job in jobs if job.user), self.user)
         self.cancelled = {d: at for d, at in self.cancelled.items() if at > now - _CANCELLED_TTL_S}
         return self._listing(jobs, now, self._retain_s)
 
-    def _listing(self, jobs: Iterable[SlurmJob], now: float, retain_s: float) -> SlurmDroneListing:
-        drones: dict[DroneId, RemoteDrone] = {}
-        duplicates: list[str] = []
-        notices: list[str] = []
+    def _listing(self, jobs: Iterable[SlurmJob], now: float, retain_s: float) -> DroneListing:
+        found: list[tuple[Seniority, RemoteDrone]] = []
         for drone_id, several in self.jobs(jobs).items():
             not_ours_from = math.inf if drone_id in self.cancelled else self._since
-            found = [_remote_drone(job, drone_id, now, not_ours_from) for job in several]
-            # A running drone has more to lose than a waiting one; otherwise the older stays.
-            alive = sorted(
-                (drone for drone in found if drone.end is None),
-                key=lambda drone: drone.state is RemoteState.PENDING,
-            )
-            ended = [
-                (drone.end.at, drone)
-                for drone in found
-                if drone.end and drone.end.at > now - retain_s
-            ]
-            if alive:
-                drones[drone_id], *surplus = alive
-                duplicates += [drone.remote_id for drone in surplus]
-                notices += [
-                    f"{drone_id} exists twice, as {alive[0].remote_id} and {d.remote_id}"
-                    for d in surplus
-                ]
-            elif ended:
-                drones[drone_id] = max(ended, key=lambda each: each[0])[1]
-        return SlurmDroneListing(drones, duplicates, notices)
+            for job in several:
+                drone = _remote_drone(job, drone_id, now, not_ours_from)
+                if drone.end is None or drone.end.at > now - retain_s:
+                    found.append((_seniority(job), drone))
+        return settled(found)
 
     async def forgotten(
         self, cluster: SlurmClient, listed: Mapping[DroneId, RemoteDrone], now: float

@@ -357,7 +357,7 @@ _PYSLURM_JOB = {**records.SLURMCTLD_JOB, "state": "state", "restarts": "requeue_
 _PYSLURM_ACCOUNTED_JOB = {**_PYSLURM_JOB, "user": "user_name", "nodes": "nodelist"}
 _PYSLURM_LISTED_JOB = {
     **_PYSLURM_JOB,
-    **same("cpus", "memory_per_cpu", "memory_per_node", "required_nodes"),
+    **same("cpus", "memory_per_cpu", "memory_per_node", "required_nodes", "comment"),
     "preempted_at": "preempt_time",
     "nodes": "allocated_nodes",
     "node_count": "num_nodes",

@@ -54,6 +54,7 @@ class SlurmJob:
     """Further states, where reported: ``COMPLETING``, ``REQUEUED``, ..."""
     reason: str = ""
     """Why it waits, or why it ended; "" for Slurm's ``None``."""
+    comment: str = ""
     user: str = ""
     account: str = ""
     partition: str = ""

@@ -333,7 +333,7 @@ def job_description(submission: SlurmSubmission) -> JsonObject:
 
 _REST_JOB = {
     **records.SLURMCTLD_JOB,
-    **records.same("nodes", "exit_code", "node_count", "cpus"),
+    **records.same("nodes", "exit_code", "node_count", "cpus", "comment"),
     **records.same("tres_per_node", "memory_per_cpu", "memory_per_node", "required_nodes"),
     "state": "job_state",
     "user": "user_name",

@@ -16,7 +16,7 @@ from adapters.shared.parcel import UnfitError
 from adapters.shared.starts import Starts, done, failed, outcome_unknown
 from adapters.slurm import capacity
 from adapters.slurm.blocking import SlurmAudit, render_blocking
-from adapters.slurm.drones import SlurmDrones, is_alive
+from adapters.slurm.drones import SlurmDrones, is_alive, is_completing
 from adapters.slurm.records import Partition, SlurmClient
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.submission import (
@@ -248,9 +248,7 @@ class SlurmSite:
             if order.kill:
                 forced += [job.remote_id for job in alive]
             else:
-                polite += [
-                    job.remote_id for job in alive if "COMPLETING" not in (*job.flags, job.state)
-                ]
+                polite += [job.remote_id for job in alive if not is_completing(job)]
         if polite:
             await self._cluster.cancel(polite)
         if forced:

@@ -89,6 +89,8 @@ def make_batch(
     drone_type = orders[0].type
     base = _number(orders[0])
     options = config.options_for(drone_type.name).sbatch_options()
+    if orders[0].epoch:
+        options.setdefault("comment", f"epoch={orders[0].epoch}")
     if drone_type.gpu_milli:
         options["gres"] = _gres(drone_type, config)
     excluded = str(options.get("exclude", ""))

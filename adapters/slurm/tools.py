@@ -361,6 +361,7 @@ OWN_JOB_COLUMNS = {
     "RestartCnt": ("RESTART_COUNT", "restarts"),
     "exit_code": ("EXIT_CODE", "exit_code"),
     "PreemptTime": ("PREEMPT_TIME", "preempted_at"),
+    "Comment": ("COMMENT", "comment"),
 }
 ACTIVE_JOB_COLUMNS = {
     **_JOB_COLUMNS,

@@ -60,6 +60,9 @@ class SiteWorld(Protocol):
     def exiting(self, code: int) -> Bootstrap:
         """Return a drone that exits by itself with this status."""
 
+    async def start_unseen(self, order: StartOrder) -> None:
+        """Start a drone as a member does whose listing is older than this drone, if there is one."""
+
     async def alive(self, drone_id: DroneId) -> int:
         """Return how many copies of a drone run or wait there: 0, 1, or more if it was duplicated."""
 
@@ -137,6 +140,26 @@ class SiteContract:
             await _listed(world, restarted, order.drone_id, RemoteState.RUNNING)
             await _runs_once(world, order.drone_id)
             await _end(world, restarted, [order.drone_id])
+
+    async def test_of_two_starts_of_one_drone_all_members_keep_the_same(
+        self, world: SiteWorld
+    ) -> None:
+        """Check that each member lists the object that runs, and that the other one is stopped, if there is one."""
+        order = _order(world, _new_id(world))
+        async with world.site() as site, world.site() as other:
+            await world.start_unseen(order)
+            running = await _listed(world, site, order.drone_id, RemoteState.RUNNING)
+            await world.start_unseen(order)
+
+            async def is_settled() -> bool:
+                for member in (other, site):
+                    listed = (await member.poll()).drones[order.drone_id]
+                    assert listed.remote_id == running.remote_id
+                return await world.alive(order.drone_id) == 1
+
+            await eventually("one is left", is_settled, world.longest_wait_s)
+            await _listed(world, site, order.drone_id, RemoteState.RUNNING)
+            await _end(world, site, [order.drone_id])
 
     async def test_one_bad_order_does_not_hurt_the_others(self, world: SiteWorld) -> None:
         """Check that an impossible order of a batch is rejected alone, with results in the order of the orders."""

@@ -190,6 +190,8 @@ async def _admit(
     admitted: list[StartOrder] = []
     results: list[OrderResult] = []
     loop = asyncio.get_running_loop()
+    term = terms.leadership.term
+    epoch = term.epoch if term else 0
     # for all of them: a silent pool must not hold up a site for long
     until = loop.time() + ADMISSION_DEADLINE_S
     for order in orders:
@@ -203,7 +205,7 @@ async def _admit(
             log.warning("bootstrap.failed", drone=order.drone_id, message=fault.message)
             results.append(OrderResult(order.drone_id, OrderOutcome.REJECTED, fault=fault))
         else:
-            admitted.append(replace(order, bootstrap=bootstrap))
+            admitted.append(replace(order, bootstrap=bootstrap, epoch=epoch))
             results.append(OrderResult(order.drone_id, OrderOutcome.OK))
     return admitted, results
 

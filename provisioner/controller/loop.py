@@ -355,7 +355,8 @@ class Controller:
         ended = await self._ended(unrecorded, overlay.view)
         found = set(self._orphans.since)
         self._orphans.note(readings.values(), by_site, ended, now)
-        await self._reports.orphans(self._orphans.since.keys() - found)
+        new = self._orphans.since.keys() - found
+        await self._reports.orphans([each for each in unrecorded if each.drone_id in new])
         twins = rivals | self._orphans.twins(self.policy.orphan_grace_s, now)
         await self._reports.twins(twins)
         return Snapshot(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 
 from provisioner import descriptions, formatting, model, reasons
 from provisioner.controller.journal import EventWriter
 from provisioner.controller.orphans import record_of
-from provisioner.model import DroneId, Plan, Snapshot
+from provisioner.model import Plan, RemoteDrone, Snapshot
 from provisioner.planner.safeguards import SafePlan
 from provisioner.reasons import Reason
 from provisioner.values import define, factory
@@ -48,11 +48,12 @@ class Reports:
             elif key in before and not why:
                 await self.event("credential.renewed", used_by=user, credential=name)
 
-    async def orphans(self, found: Collection[DroneId]) -> None:
+    async def orphans(self, found: Iterable[RemoteDrone]) -> None:
         """Report orphans that are new, in one event for each record that they belong to."""
-        new: dict[str, list[DroneId]] = {}
-        for drone_id in found:
-            new.setdefault(record_of(drone_id), []).append(drone_id)
+        new: dict[str, list[str]] = {}
+        for drone in found:
+            named = f"{drone.drone_id} (epoch {drone.epoch})" if drone.epoch else drone.drone_id
+            new.setdefault(record_of(drone.drone_id), []).append(named)
         for record, ids in new.items():
             named = ", ".join(sorted(ids))[:2000]
             await self.event("orphan.found", warn=True, record=record, drones=len(ids), ids=named)

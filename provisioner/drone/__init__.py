@@ -90,5 +90,6 @@ def environment(order: StartOrder) -> Mapping[str, str]:
         "DRONE_IDLE_S": round(order.idle_timeout_s),
         "DRONE_GRACE_S": round(order.grace_s),
         "DRONE_WALLTIME_S": int(kind.walltime_s),
+        "DRONE_EPOCH": order.epoch or None,
     }
     return {name: str(value) for name, value in values.items() if value is not None}

@@ -11,6 +11,7 @@ from typing import Self
 
 from provisioner import model
 from provisioner.interfaces import (
+    OBSERVING,
     AdapterError,
     OutcomeUnknownError,
     RejectedError,
@@ -56,6 +57,7 @@ class Pod:
             self.order.type.name,
             started_at=self.started_at,
             end=end,
+            epoch=self.order.epoch,
         )
 
 
@@ -87,10 +89,14 @@ class PodApi:
         page = [pod.seen() for pod in rest[: self.page]]
         return page, page[-1].drone_id if len(rest) > len(page) else ""
 
-    async def create(self, controller: str, order: model.StartOrder) -> str:
+    async def create(self, controller: str, order: model.StartOrder, *, again: bool = False) -> str:
+        """Create a pod. ``again``: also if there is one of this name."""
         await self._arrive()
         pods, now = self.pods(), time.time()
-        if order.drone_id not in pods:
+        if again and order.drone_id in pods:
+            twin = model.DroneId(f"{order.drone_id}b")
+            pods[twin] = Pod(order, controller, f"uid-{twin}", now)
+        elif order.drone_id not in pods:
             if self.has_no_room or order.type.gpu_milli > 8000:
                 raise RefusedError(403)
             assert order.bootstrap is not None
@@ -138,7 +144,7 @@ class PodSite:
         pass
 
     async def poll(self) -> model.SiteView:
-        drones: dict[model.DroneId, model.RemoteDrone] = {}
+        listed: list[model.RemoteDrone] = []
         after = ""
         while True:
             try:
@@ -147,9 +153,17 @@ class PodSite:
                 if self._mistake == "takes half a listing":
                     break
                 raise UnavailableError("no answer") from None
-            drones |= {drone.drone_id: drone for drone in page}
+            listed += page
             if not after or self._mistake == "reads one page":
                 break
+        listed.sort(key=lambda each: each.started_at)
+        if self._mistake != "lists the newest":
+            listed.reverse()
+        drones = {drone.drone_id: drone for drone in listed}
+        if not OBSERVING.get() and self._mistake != "keeps both":
+            for each in listed:
+                if each is not drones[each.drone_id]:
+                    await self._api.delete(model.DroneId(each.remote_id[4:]), kill=True)
         view = model.SiteView("k8s", time.time(), drones)
         for drone_id, each in drones.items():
             old = each.end is not None and view.taken_at - each.end.at > self._keep_s

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from provisioner.adapter_tests import SiteContract, SiteWorld
-from provisioner.model import Bootstrap, DroneId, DroneType
+from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 from tests.adapter_tests.skeleton import LIVING, STUBBORN, PodApi, PodSite
 
 
@@ -41,9 +41,12 @@ class PodWorld:
     def exiting(self, code: int) -> Bootstrap:
         return Bootstrap(str(code).encode())
 
+    async def start_unseen(self, order: StartOrder) -> None:
+        await self.api.create(self.controller, order, again=True)
+
     async def alive(self, drone_id: DroneId) -> int:
-        pod = self.api.pods().get(drone_id)
-        return int(pod is not None and not pod.ended)
+        pods = self.api.pods().values()
+        return sum(pod.order.drone_id == drone_id and not pod.ended for pod in pods)
 
     async def anything_left(self, drone_id: DroneId) -> bool:
         return bool(await self.alive(drone_id))
@@ -77,6 +80,7 @@ class TestSkeleton(SiteContract):
 
 
 _NOT_STOPPED = "test_a_stop_that_the_site_does_not_carry_out_is_not_done"
+_TWO_STARTS = "test_of_two_starts_of_one_drone_all_members_keep_the_same"
 MUTANTS: Sequence[tuple[str, str, Mapping[str, int]]] = [
     ("lists late", "test_a_drone_is_started_listed_stopped_and_gone", {}),
     ("loses drones", "test_a_start_whose_reply_is_lost_is_unsure_and_never_refused", {}),
@@ -84,6 +88,7 @@ MUTANTS: Sequence[tuple[str, str, Mapping[str, int]]] = [
     ("takes half a listing", "test_half_a_listing_is_never_taken_for_the_whole", {}),
     ("believes starts", "test_a_rejected_start_makes_nothing", {}),
     *(("believes stops", _NOT_STOPPED, {"status": status}) for status in (403, 500, 503)),
+    *((each, _TWO_STARTS, {}) for each in ("keeps both", "lists the newest")),
     ("leaves pods", "test_nothing_of_an_ended_drone_is_left_at_the_site", {}),
 ]
 """Each mistake, and the test of the suite that finds it."""

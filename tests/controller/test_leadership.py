@@ -12,7 +12,7 @@ import pytest
 from provisioner import model, reasons
 from provisioner.controller.actuation import OrderBatch, OrderTerms, Pools, carry_out
 from provisioner.controller.compute_thread import ComputeThread
-from provisioner.controller.leadership import Membership
+from provisioner.controller.leadership import Leadership, Membership
 from provisioner.controller.standby import Standby
 from provisioner.interfaces import OBSERVING, UnavailableError
 from provisioner.planner.breakers import update_by_order_results
@@ -47,7 +47,7 @@ def member(name: str = "one", database: Database | None = None) -> tuple[Members
     return Membership(leases, thread, Member(name, json.dumps({})), LEASE_S), thread
 
 
-async def ordered(place: Place, lead: Membership) -> model.OrderResult:
+async def ordered(place: Place, lead: Leadership) -> model.OrderResult:
     batch = OrderBatch("here", (ORDER,))
     (result,) = (
         await carry_out(batch, place, Pools(Pool()), OrderTerms(VirtualClock(), lead, 60.0))
@@ -109,6 +109,23 @@ async def test_the_time_of_a_renewal_counts_from_before_it_was_sent() -> None:
     thread.run = late  # type: ignore[method-assign]
     await lead.beat()
     assert lead.left_s == pytest.approx(LEASE_S - 4.0)
+
+
+@in_virtual_time
+async def test_an_order_carries_the_epoch_of_its_leader() -> None:
+    lead, _ = member()
+    await lead.beat()
+    for leadership, epoch in ((Leadership(), 0), (lead, 1)):
+        place = Place()
+        given: list[int] = []
+
+        async def start(orders: Any, given: list[int] = given) -> list[model.OrderResult]:
+            given += [each.epoch for each in orders]
+            return []
+
+        place.start = start  # type: ignore[assignment]
+        await ordered(place, leadership)
+        assert given == [epoch]
 
 
 @in_virtual_time

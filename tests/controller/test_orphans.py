@@ -23,9 +23,9 @@ class Claimed(Place):
         return self.others
 
 
-def running(serial: int, birth: str = "old1") -> model.RemoteDrone:
+def running(serial: int, birth: str = "old1", epoch: int = 0) -> model.RemoteDrone:
     return model.RemoteDrone(
-        DroneId(f"kit-{birth}-{serial}"), RemoteState.RUNNING, f"r-{serial}", "gpu"
+        DroneId(f"kit-{birth}-{serial}"), RemoteState.RUNNING, f"r-{serial}", "gpu", epoch=epoch
     )
 
 
@@ -47,13 +47,15 @@ def critical(store: TemporaryStore) -> set[str]:
 
 @in_virtual_time
 async def test_drones_of_a_lost_record_run_on_until_an_operator_decides() -> None:
-    here, store, pool = place(running(3), running(4)), TemporaryStore(), Pool(())
+    here, store, pool = place(running(3), running(4, epoch=2)), TemporaryStore(), Pool(())
     async with serving(here, store=store, pool=pool) as controller:
         await controller.tick()
         assert "critical orphans-kept" in critical(store), "from the first tick on"
         await run_for(controller, 3000.0)
         assert here.told == [] and set(here.running) == {"kit-old1-3", "kit-old1-4"}
         assert told(store) == {"orphan.found": 1}
+        [found] = store.reader().events()
+        assert found.fields["ids"] == "kit-old1-3, kit-old1-4 (epoch 2)"
         ask = store.reader().ask
         ask(RequestKind.ADOPT_ORPHANS, [DroneId("here")], reason="lost", by="anna", at=wall())
         await controller.tick()

@@ -155,7 +155,7 @@ def test_a_computing_element_that_does_not_answer_is_noticed_and_holds_further_d
     silent = {"GridResourceUnavailableTime": NOW - 90}
     ads = [ad(1, **SENT, **silent), ad(2, **{**RUNS_THERE, **silent})]
     view = list_drones(ads, CONTROLLER, now=NOW)
-    waits, runs = view.drones.values()
+    waits, runs = (view.drones[drone_id] for drone_id in sorted(view.drones))
     assert (waits.blocked, waits.hopeless) == (FaultKind.DOWN, False)
     assert (runs.state, runs.blocked) == (RemoteState.RUNNING, None)
     assert view.notices == (

@@ -220,11 +220,12 @@ def test_of_two_jobs_of_one_drone_the_living_counts() -> None:
     )
     once, twice = (
         listed(ad(1, **RUNS), aborted),
-        listed(ad(1, **RUNS), ad(1, ClusterId=8, JobStatus=1)),
+        listed(ad(1, **RUNS), ad(1, ClusterId=6, JobStatus=1, DroneEpoch=4)),
     )
     for found in (once, twice):
         assert [each.remote_id for each in found.drones.values()] == ["7.1"]
-    assert not once.notices and "twice" in twice.notices[0]
+    assert not once.notices and "as 7.1 and 6.1 (epoch 4)" in twice.notices[0]
+    assert (list(once.duplicates), list(twice.duplicates)) == ([], ["6.1"])
 
 
 def test_files_are_in_use_while_a_job_has_not_ended() -> None:

@@ -210,6 +210,24 @@ async def test_a_job_whose_files_never_came_counts_until_it_is_removed(
         assert end is not None and end.kind is EndKind.STOPPED
 
 
+async def test_of_two_jobs_of_one_drone_the_other_is_removed_once(cluster: FakeCluster) -> None:
+    now = time.time()
+    runs = {"JobStatus": 2, "RemoteHost": "slot1_1@n1", "NumJobStarts": 1}
+    kept = job(1, **runs, JobCurrentStartDate=now - 60, QDate=now - 80)
+    other = job(1, ClusterId=6, JobStatus=1, QDate=now - 90)
+    cluster.queue = [other, kept]
+    async with site() as it:
+        for _ in range(5):
+            [drone] = (await it.poll()).drones.values()
+            assert (drone.remote_id, drone.state) == ("7.1", RemoteState.RUNNING)
+            await asyncio.sleep(0.01)
+            if "remove 6.1" in cluster.done:
+                why = "provisioner: another job is the same drone"
+                gone = job(1, ClusterId=6, JobStatus=3, RemoveReason=why, QDate=now - 90)
+                cluster.queue = [gone, kept]
+    assert cluster.done.count("remove 6.1") == 1 and "remove 7.1" not in cluster.done
+
+
 async def test_a_removal_that_fails_is_a_notice_until_it_succeeds(cluster: FakeCluster) -> None:
     cluster.queue, cluster.removal_fails = [spooling(1, since_s=65)], True
 

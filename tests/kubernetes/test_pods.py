@@ -18,6 +18,7 @@ from kubernetes.aio import client
 
 from adapters.kubernetes.pods import PodNames, job_body, pod_body, requests, secret_body
 from adapters.kubernetes.settings import KubernetesSiteConfig
+from adapters.kubernetes.states import drone_pod, waiting_job
 from adapters.shared.parcel import UnfitError
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 
@@ -79,6 +80,18 @@ def test_the_official_models_accept_what_is_sent(options: dict[str, Any]) -> Non
     client.V1Pod.model_validate(pod)
     client.V1Job.model_validate(job_body(pod))
     client.V1Secret.model_validate(secret_body(order(), made, NAMES, "u-1"))
+
+
+def test_pods_jobs_and_secrets_carry_the_epoch_of_their_order_and_listings_have_it() -> None:
+    third = replace(order(), epoch=3)
+    pod = pod_body(third, config(), NAMES)
+    found = drone_pod(pod, NAMES)
+    waits = waiting_job(job_body(pod), NAMES)
+    assert found is not None and waits is not None
+    assert (found.drone.epoch, waits.drone.epoch) == (3, 3)
+    del pod["metadata"]["labels"]["gpu-drone-provisioner/epoch"]  # as before there were epochs
+    before = drone_pod(pod, NAMES)
+    assert before is not None and before.drone.epoch == 0
 
 
 def test_a_misspelt_field_is_refused_by_these_models() -> None:

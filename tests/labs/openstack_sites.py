@@ -6,13 +6,19 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    asynccontextmanager,
+)
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, patch
 from urllib.parse import urlencode
 
-from adapters.openstack import OpenStackSite
+from adapters.openstack import OpenStackSite, creation
 from adapters.openstack.settings import OpenStackSiteConfig
 from provisioner.model import DroneId, DroneType
 from tests.labs.htcondor import processes_of
@@ -88,6 +94,9 @@ class OpenStackWorld(ShellDrones):
 
     def site(self, controller: str | None = None) -> OpenStackSite:
         return OpenStackSite(HERE, self.config, [H100, VGPU, HUGE], controller or self.controller)
+
+    def unseeing(self, member: Any) -> AbstractContextManager[object]:
+        return patch.object(creation, "servers_of", AsyncMock(return_value={}))
 
     async def alive(self, drone_id: DroneId) -> int:
         servers = await asyncio.to_thread(servers_named, self.lab, drone_id)

@@ -13,6 +13,8 @@ from contextlib import (
     suppress,
 )
 from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, patch
 
 from adapters.htcondor.site import HTCondorSite, HTCondorSiteConfig, client
 from provisioner.adapter_tests import NotSupportedError
@@ -115,6 +117,9 @@ class FarmWorld(ShellDrones):
 
     def site(self, controller: str | None = None) -> HTCondorSite:
         return HTCondorSite(HERE, self.config, [A100, HUGE], controller or self.controller)
+
+    def unseeing(self, member: Any) -> AbstractContextManager[object]:
+        return patch.object(member, "_queued", AsyncMock(return_value=()))
 
     async def alive(self, drone_id: DroneId) -> int:
         jobs = [ad for ad in self.pool.jobs() if ad.get("DroneId") == drone_id]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from provisioner.adapter_tests import NotSupportedError
-from provisioner.model import Bootstrap
+from provisioner.model import Bootstrap, OrderOutcome, StartOrder
 
 
 def unsupported(reason: str) -> Callable[..., Any]:
@@ -32,6 +32,18 @@ async def hanging(send: Callable[[str, signal.Signals], None], daemon: str) -> A
 
 class ShellDrones:
     """A part of a ``SiteWorld``."""
+
+    site: Callable[..., Any]
+
+    async def start_unseen(self, order: StartOrder) -> None:
+        async with self.site() as member:
+            with self.unseeing(member):
+                [result] = await member.start([order])
+        assert result.answer is OrderOutcome.OK, result.fault
+
+    def unseeing(self, member: Any) -> AbstractContextManager[object]:
+        """Hide the drones that are there from what a start looks at. By default the site gives each name once."""
+        return nullcontext()
 
     def living(self) -> Bootstrap:
         return Bootstrap(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
@@ -14,7 +15,7 @@ from adapters.slurm import SlurmSite
 from adapters.slurm.records import SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.adapter_tests import NotSupportedError
-from provisioner.model import DroneId, DroneType
+from provisioner.model import DroneId, DroneType, StartOrder
 from tests.labs.htcondor import processes_of
 from tests.labs.shell_drones import ShellDrones, hanging
 from tests.labs.slurm import SlurmLab
@@ -111,11 +112,33 @@ class SlurmWorld(ShellDrones):
     def site(self, controller: str | None = None) -> SlurmSite:
         return SlurmSite(HERE, self.config, [A100, HUGE], controller or self.controller)
 
+    async def start_unseen(self, order: StartOrder) -> None:
+        """A second job waits: the nodes of the lab are one host, where a drone that ends takes its processes along."""
+        async with self._closed():
+            await super().start_unseen(order)
+            _, *others = sorted(int(each) for each in await self._jobs_of(order.drone_id))
+            for job in others:
+                self.lab.run("scontrol", "hold", str(job), user="root")
+
+    @asynccontextmanager
+    async def _closed(self) -> AsyncIterator[None]:
+        """No job starts in the partition."""
+        update = ("scontrol", "update", "PartitionName=accelerated")
+        self.lab.run(*update, "State=DOWN", user="root")
+        try:
+            yield
+        finally:
+            self.lab.run(*update, "State=UP", user="root")
+
+    def unseeing(self, member: Any) -> AbstractContextManager[object]:
+        return patch.object(member._cluster, "own_jobs", AsyncMock(return_value=()))
+
     async def alive(self, drone_id: DroneId) -> int:
-        return sum(
-            job.alive and drone_of(job.id, job.name) == drone_id
-            for job in self.lab.jobs("-u", "drone")
-        )
+        return len(await self._jobs_of(drone_id))
+
+    async def _jobs_of(self, drone_id: DroneId) -> list[str]:
+        jobs = self.lab.jobs("-u", "drone")
+        return [job.id for job in jobs if job.alive and drone_of(job.id, job.name) == drone_id]
 
     async def anything_left(self, drone_id: DroneId) -> bool:
         directories = self.lab.inside("/tmp").glob(f"drone.{drone_id}.*")

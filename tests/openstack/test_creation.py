@@ -165,7 +165,7 @@ POOLED = Bootstrap(
     },
     {"token": TOKEN.encode(), "extra.conf": b"UPDATE_INTERVAL = 60\n" * 20},
 )
-ORDER = StartOrder(DroneId("kit-ab12-7"), H100, 600.0, 30.0, POOLED)
+ORDER = StartOrder(DroneId("kit-ab12-7"), H100, 600.0, 30.0, POOLED, epoch=3)
 
 
 def config(special: Mapping[str, object] = {}, **more: object) -> OpenStackSiteConfig:
@@ -220,6 +220,7 @@ def test_little_is_asked_for_where_little_is_told() -> None:
             "provisioner_controller": "kit",
             "provisioner_site": "gridka",
             "provisioner_type": "h100",
+            "provisioner_epoch": "3",
         },
         "tags": ["gpu-drone", "kit.gridka", "kit-ab12-7"],
     }

@@ -301,13 +301,13 @@ def test_the_end_of_one_that_was_deleted_is_yet_to_be_found() -> None:
         (replace(RUNS, created_at=NOW - 5), RUNS),
         (BUILDS, replace(RUNS, created_at=NOW)),
         (replace(OFF, created_at=NOW - 9999), FAILED),
-        (replace(BUILDS, task="deleting", created_at=NOW), BUILDS),
     ],
 )
 def test_of_a_drone_that_is_there_twice_the_one_with_less_to_lose_goes(
     worse: Server, better: Server
 ) -> None:
-    worse, better = replace(worse, id="worse"), replace(better, id="better")
+    worse = replace(worse, id="worse", metadata=NAMES.metadata(SEVEN, "a100", 4))
+    better = replace(better, id="better")
     for pair in ((worse, better), (better, worse)):
         found = listed(*pair)
         assert (found.drones[SEVEN].remote_id, found.surplus, found.over) == (
@@ -315,7 +315,15 @@ def test_of_a_drone_that_is_there_twice_the_one_with_less_to_lose_goes(
             ("worse",),
             {},
         )
-        assert found.notices == (f"{SEVEN} is there twice, as better and worse",)
+        assert found.notices == (
+            f"{SEVEN} exists twice, as better and worse (epoch 4): the first is kept",
+        )
+
+
+def test_one_that_is_asked_to_leave_is_no_drone_beside_another_and_is_not_asked_again() -> None:
+    leaves = replace(RUNS, id="leaves", task="deleting", created_at=NOW - 9999)
+    found = listed(leaves, BUILDS)
+    assert (found.drones[SEVEN].remote_id, found.surplus) == (BUILDS.id, ())
 
 
 def test_none_goes_while_nobody_knows_which_is_better() -> None:

@@ -103,7 +103,7 @@ async def test_of_two_servers_the_one_with_less_to_lose_is_deleted(
     runs, waits = has(fake, ONE, **LAUNCHED), has(fake, ONE, status="BUILD")
     view = await looked(made, 2)
     assert (only(view).remote_id, only(view).state) == (runs, model.RemoteState.RUNNING)
-    assert view.notices == (f"{ONE} is there twice, as {runs} and {waits}",)
+    assert view.notices == (f"{ONE} exists twice, as {runs} and {waits}: the first is kept",)
     assert fake.servers.keys() == {runs}
     assert only(await looked(made)).state is model.RemoteState.RUNNING
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from adapters.shared.drone_ids import is_drone_id
+from adapters.shared.duplicates import DroneListing
 from adapters.slurm.drones import (
-    SlurmDroneListing,
     SlurmDrones,
     drone_of,
     is_drone,
@@ -40,7 +40,7 @@ SEVEN = DroneId("kit-a1b2-7")
 
 def listed(
     *jobs: SlurmJob, cancelled: Collection[DroneId] = (), retain_s: float = 600.0
-) -> SlurmDroneListing:
+) -> DroneListing:
     drones = SlurmDrones("kit", "horeka", retain_s, since=ENTERED)
     drones.cancelled = dict.fromkeys(cancelled, NOW)
     return drones.listing(jobs, NOW)
@@ -214,10 +214,21 @@ def test_a_requeued_drone_waits_whatever_its_job_does(
         ((replace(PENDING, remote_id="130"), replace(PENDING, remote_id="99")), "99", ("130",)),
         # one that runs
         ((replace(PENDING, remote_id="99"), replace(RUNNING, remote_id="130")), "130", ("99",)),
+        # the one that has run for longer, whichever waited for longer
+        (
+            (
+                replace(RUNNING, remote_id="99"),
+                replace(RUNNING, remote_id="130", started_at=NOW - 700),
+            ),
+            "130",
+            ("99",),
+        ),
+        # one that nobody has cancelled
+        ((replace(RUNNING, remote_id="99", flags=frozenset({"COMPLETING"})), PENDING), "123", ()),
         # one that lives
         ((ENDED, replace(RUNNING, remote_id="130"), replace(ENDED, remote_id="140")), "130", ()),
-        # the later end
-        ((ENDED, replace(ENDED, remote_id="130", ends_at=NOW - 5, state="PREEMPTED")), "130", ()),
+        # the one that ran
+        ((replace(ENDED, remote_id="99", nodes=(), state="CANCELLED"), ENDED), "123", ()),
     ],
 )
 def test_of_a_drone_that_is_there_twice_one_counts(

@@ -114,6 +114,14 @@ def test_a_submission_requests_the_resources_of_the_type() -> None:
     assert "gres" not in submitted(order(1, CPU))[0].submission.options
 
 
+def test_a_job_carries_the_epoch_of_its_order_unless_its_admin_comments_it() -> None:
+    third = replace(order(1), epoch=3)
+    assert submitted(third)[0].submission.options["comment"] == "epoch=3"
+    assert "comment" not in submitted(order(1))[0].submission.options
+    [batch] = submitted(third, submit={"comment": "GPU pilots"})
+    assert batch.submission.options["comment"] == "GPU pilots"
+
+
 def test_the_limit_is_whole_minutes_and_the_lifetime_ends_before_it() -> None:
     [batch] = submitted(order(1))  # 7259 s, grace 30 s
     assert (batch.submission.minutes, batch.submission.notice_s) == (120, 60)

@@ -33,6 +33,7 @@ _COLLECT_TRIES = 3
 _SPOOL_SLACK_S = 15.0
 _SPOOL_RELEASE_S = 30.0
 _ABANDONED_REASON = f"{listing.OUR_REASON}its files never came"
+_DUPLICATE_REASON = f"{listing.OUR_REASON}another job is the same drone"
 
 
 class HTCondorSite:
@@ -62,7 +63,7 @@ class HTCondorSite:
         """False if drones run on nodes behind a computing element, not on those of this pool."""
         self._failed_nodes = FailedNodes()
         self._housekeeping = Housekeeping(name)
-        self._not_removed = ""  # why the newest removal of jobs without their files failed
+        self._not_removed = ""  # why the newest removal of such jobs failed
 
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()
@@ -103,9 +104,9 @@ class HTCondorSite:
             for each in machines
             if each.name in self._failed_nodes.avoided
         }
-        if found.abandoned and self._not_removed:
+        if self._not_removed:
             errors.append(
-                f"jobs whose files never reached the schedd were not removed: {self._not_removed}"
+                f"duplicates and jobs without their files were not removed: {self._not_removed}"
             )
         self._housekeeping.begin(lambda: [self._clean_up(found)])
         return SiteView(
@@ -139,6 +140,7 @@ class HTCondorSite:
     async def _clean_up(self, found: listing.DroneJobsView) -> None:
         try:
             await self._client.remove(found.abandoned, _ABANDONED_REASON)
+            await self._client.remove(found.duplicates, _DUPLICATE_REASON)
             self._not_removed = ""
         except AdapterError as error:  # then after the next poll
             self._not_removed = printable(str(error), 300)

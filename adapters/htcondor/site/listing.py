@@ -12,6 +12,7 @@ from dataclasses import replace
 from adapters.htcondor import classads
 from adapters.htcondor.classads import Ad, job_id, moment, our_moment, text, value, whole
 from adapters.htcondor.site import grid
+from adapters.shared.duplicates import Seniority, seniority, settled
 from adapters.shared.printing import printable
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 from provisioner.values import frozen
@@ -20,8 +21,8 @@ OUR_REASON = "provisioner: "  # prefix of the reason of each removal that we ask
 DRONE_JOB_PROJECTION = classads.attribute_names(
     """
     ClusterId ProcId JobStatus LastJobStatus ServerTime QDate EnteredCurrentStatus DroneId DroneType DroneGraceS
-    DroneInputs User NumJobStarts JobCurrentStartDate JobCurrentStartExecutingDate NumShadowExceptions RemoteHost
-    LastRemoteHost LastVacateTime VacateReason VacateReasonCode LastRejMatchReason CompletionDate ExitCode
+    DroneEpoch DroneInputs User NumJobStarts JobCurrentStartDate JobCurrentStartExecutingDate NumShadowExceptions
+    RemoteHost LastRemoteHost LastVacateTime VacateReason VacateReasonCode LastRejMatchReason CompletionDate ExitCode
     ExitBySignal ExitSignal HoldReason HoldReasonCode HoldReasonSubCode LastHoldReason LastHoldReasonCode
     LastHoldReasonSubCode RemoveReason
     """
@@ -44,6 +45,8 @@ class DroneJobsView:
     notices: tuple[str, ...] = ()
     # ids of jobs to remove: their files are not being sent any more
     abandoned: tuple[str, ...] = ()
+    # ids of jobs to remove: another job is their drone
+    duplicates: Sequence[str] = ()
     users: frozenset[str] = frozenset()  # owners of the jobs, as slots show them
 
 
@@ -67,7 +70,7 @@ def list_drones(
     ``files_limit_s``: a job that waits for its files for longer is to be removed.
     """
     now = time.time() if now is None else now
-    drones: dict[DroneId, RemoteDrone] = {}
+    found: list[tuple[Seniority, RemoteDrone]] = []
     inputs = set[str]()
     users = set[str]()
     notices = list[str]()
@@ -93,22 +96,29 @@ def list_drones(
             )
         if drone.end is None:
             inputs.add(text(ad, "DroneInputs"))
-        other = drones.get(drone_id)
-        if other is not None and other.end is None and drone.end is None:
-            notices.append(
-                f"{drone_id} is in the queue twice, as {other.remote_id} and {drone.remote_id}"
-            )
-        if other is None or _rank(drone) > _rank(other):
-            drones[drone_id] = drone
-    notices += grid.silence(ads, now)
+        found.append((_seniority(ad, drone), drone))
+    drones, duplicates, more = settled(found)
+    notices += [*more, *grid.silence(ads, now)]
     return DroneJobsView(
-        drones, frozenset(inputs), tuple(notices), tuple(abandoned), frozenset(users - {""})
+        drones,
+        frozenset(inputs),
+        tuple(notices),
+        tuple(abandoned),
+        duplicates,
+        frozenset(users - {""}),
     )
 
 
-def _rank(drone: RemoteDrone) -> tuple[bool, bool, float]:
-    """Return the rank of a job of a drone: alive, then running or the last that ended."""
-    return drone.end is None, drone.started_at > 0, drone.end.at if drone.end else 0.0
+def _seniority(ad: Ad, drone: RemoteDrone) -> Seniority:
+    waits = drone.state is RemoteState.PENDING or (drone.end is not None and not drone.started_at)
+    began = moment(ad, "JobCurrentStartDate") or moment(ad, "EnteredCurrentStatus")
+    return seniority(
+        drone.remote_id,
+        moment(ad, "QDate"),
+        0.0 if waits else began,
+        is_ending=whole(ad, "JobStatus") == classads.REMOVED,
+        has_ended=drone.end is not None,
+    )
 
 
 def is_spooling(ad: Ad) -> bool:
@@ -164,6 +174,7 @@ def _remote_drone(
         # the slot of a removed job is vacated because we asked
         notice_at=noticed.get(slot, 0.0) if whole(ad, "JobStatus") == classads.RUNNING else 0.0,
         blocked=grid.obstacle(ad) if state is RemoteState.PENDING else None,
+        epoch=whole(ad, "DroneEpoch"),
     )
 
 

@@ -315,6 +315,7 @@ def _ours(order: StartOrder, controller: str, digest: str, forwarded: bool) -> M
         "DroneType": f'"{order.type.name}"',
         "DroneGraceS": str(round(order.grace_s)),
         "DroneInputs": f'"{digest}"',
+        "DroneEpoch": str(order.epoch),
     }
     scopes = ("My.", "My.remote_") if forwarded else ("My.",)
     return {f"{scope}{name}": value for scope in scopes for name, value in attributes.items()}
