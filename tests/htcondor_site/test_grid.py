@@ -11,7 +11,7 @@ import classad2
 import pytest
 
 from adapters.htcondor.site.listing import list_drones
-from provisioner.model import DroneType, EndKind, FaultKind, RemoteState
+from provisioner.model import DroneType, EndKind, FaultKind, InferenceServer, RemoteState
 from tests.htcondor_site.orders import A100, CONTROLLER, CPU, config, order, submitted
 from tests.htcondor_site.test_listing import NOW, OURS, ad, drone
 
@@ -287,6 +287,13 @@ def test_what_cannot_work_is_refused_at_its_place_with_a_remedy(
     found = conflicts(**options)
     assert list(found) == [place]
     assert words in found[place]
+
+
+def test_behind_a_computing_element_no_server_has_an_address() -> None:
+    server = replace(A100, server=InferenceServer("cms", ("deepmet:3",)))
+    found = conflicts(server, submit=CE)
+    assert "no client finds a server" in found["types", "a100", "server"]
+    assert not conflicts(server)
 
 
 def test_one_site_is_behind_a_computing_element_with_all_its_types_and_keeps_nothing_free() -> None:

@@ -188,15 +188,16 @@ def slurm_servers(slurm: SlurmLab, walltime: str, **differ: Any) -> Iterator[Inf
         yield lab
 
 
-def slurm_ended(slurm: SlurmLab, drone_id: str) -> None:
-    """Assert that the job of a drone was cancelled, and left nothing on its node."""
+def slurm_ended(
+    slurm: SlurmLab, drone_id: str, wanted: str = f"CANCELLED by {UIDS['drone']}"
+) -> None:
+    """Assert that the job of a drone ended so before its limit, and left nothing on its node."""
     name = f"{drone_id}.triton.horeka"
     columns = "--format=State,Elapsed,TimelimitRaw"
     words = ("sacct", "-X", "-n", "-P", f"--name={name}", columns)
-    until(lambda: "CANCELLED" in slurm.run(*words, user="root"), 30, what="it is on record")
+    until(lambda: wanted in slurm.run(*words, user="root"), 30, what="it is on record")
     [row] = slurm.run(*words, user="root").splitlines()
-    state, elapsed, limit_min = row.split("|")
-    assert state == f"CANCELLED by {UIDS['drone']}"
+    _, elapsed, limit_min = row.split("|")
     hours, minutes, seconds = map(int, elapsed.split(":"))
     assert hours * 3600 + minutes * 60 + seconds < int(limit_min) * 60
     assert not list(slurm.inside("/tmp").glob(f"drone.{drone_id}.*"))
@@ -218,6 +219,19 @@ def test_a_server_in_a_slurm_job_serves_and_ends_by_order(slurm: SlurmLab) -> No
 def test_a_server_in_a_slurm_job_is_replaced_before_its_walltime(slurm: SlurmLab) -> None:
     with slurm_servers(slurm, "4min", at_least=1) as lab:
         slurm_ended(slurm, is_replaced_before_its_walltime(lab, 100))
+
+
+@pytest.mark.matrix
+def test_without_its_controller_a_server_in_a_slurm_job_ends_before_its_walltime(
+    slurm: SlurmLab,
+) -> None:
+    with slurm_servers(slurm, "3min", at_least=1) as lab:
+        lab.until_serving(1)
+        lab.controller.kill()
+        [drone] = lab.drones()
+        assert lab.load("grpc", 20, 2).answers().errors == {}, "it goes on meanwhile"
+        until(lambda: not lab.processes(drone["id"]), 180, what="it has ended", every_s=1)
+        slurm_ended(slurm, drone["id"], "COMPLETED")
 
 
 def test_a_server_in_an_htcondor_slot_serves_and_ends_by_order(newest_condor: Condor) -> None:

@@ -308,6 +308,11 @@ class HTCondorSiteConfig(ConfigSection):
         for kind in through:
             for name, message in grid.conflicts(self.commands(kind)):
                 yield self._place(kind, name), message
+            if kind.server is not None:
+                message = (
+                    "nodes behind a computing element are unknown, so no client finds a server"
+                )
+                yield ("types", kind.name, "server"), f"`server`: {message}: use another site"
             special = self.types.get(kind.name)
             if special is not None and special.requirements:
                 place = ("options", "types", kind.name, "requirements")
