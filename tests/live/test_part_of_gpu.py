@@ -46,6 +46,7 @@ END
 say gpu $CUDA_VISIBLE_DEVICES
 say pipes $CUDA_MPS_PIPE_DIRECTORY
 say limit $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT
+say shown $(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits)
 say own $(python3 allocate.py 15000,6000 0)
 say unlimited $(env -u CUDA_MPS_PINNED_DEVICE_MEM_LIMIT python3 allocate.py 21000 0)
 infer() {{
@@ -128,6 +129,7 @@ def test_a_server_and_a_job_on_one_gpu_keep_their_limits(
         assert said["gpu"] == gpus.uuid(0)
         assert said["limit"] == f"0={HALF_MIB}M"
         assert said["pipes"] != env["CUDA_MPS_PIPE_DIRECTORY"]
+        assert said["shown"] == str(HALF_MIB)
         assert said["own"] == f"0 {OUT_OF_MEMORY}"
         assert said["unlimited"] == str(OUT_OF_MEMORY)
         assert said["server"].startswith("403 ") and "restricted" in said["server"]
