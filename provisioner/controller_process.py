@@ -25,12 +25,13 @@ from provisioner.planner import planner
 from provisioner.reloading import (
     CONNECT_S,
     Adapters,
-    changed,
+    OwnFiles,
     configured,
     credential_sources,
     reloads,
 )
 from provisioner.services.pool import ServerPool
+from provisioner.shared_configuration import SharedConfiguration
 from provisioner.store import StoreError, StoreHeldError
 from provisioner.store.database import database_of
 from provisioner.store.lease import LeaseStore, Member, Term
@@ -59,7 +60,8 @@ class ControllerProcess:
         await stack.enter_async_context(store)
         adapters, overlay = await self._connected(stack, settings)
         controller = await self._controller(stack, adapters, overlay, store)
-        return await self._lead(controller, adapters, self.stop)
+        source = OwnFiles(self.path, self.root, self.hangup)
+        return await self._lead(controller, adapters, source, self.stop)
 
     async def serve_as_member(
         self, stack: AsyncExitStack, settings: Settings, lease_s: float
@@ -68,7 +70,6 @@ class ControllerProcess:
         leases = LeaseStore(database_of(settings.record), settings.controller)
         stack.callback(leases.close)
         await asyncio.to_thread(leases.open)
-        adapters, overlay = await self._connected(stack, settings)
         thread = ComputeThread(threaded=True)
         stack.callback(thread.close)
         holder = this_process()
@@ -79,6 +80,10 @@ class ControllerProcess:
             lease_s,
             on_change=lambda status: systemd.notify(f"STATUS={status}"),
         )
+        shared = SharedConfiguration(self.path, self.root, self.hangup, member)
+        member.files = shared.note
+        settings = await shared.begin()
+        adapters, overlay = await self._connected(stack, settings)
         await member.beat()
         if self.once and not member.leads:
             raise StoreHeldError(f"store {settings.record}: another member leads")
@@ -88,19 +93,24 @@ class ControllerProcess:
         try:
             while not self.stop.is_set():
                 if member.leads:
-                    code = await self._lead_term(member, adapters, overlay, warm)
+                    code = await self._lead_term(shared, adapters, overlay, warm)
                     if self.once:
                         break
-                warm = await self._stand_by(member, adapters, overlay, warm)
+                warm = await self._stand_by(shared, adapters, overlay, warm)
         finally:
             beats.cancel()
             await member.leave()
         return code
 
     async def _lead_term(
-        self, member: Membership, adapters: Adapters, overlay: Overlay, warm: Poller | None
+        self, shared: SharedConfiguration, adapters: Adapters, overlay: Overlay, warm: Poller | None
     ) -> int:
         """Lead until the lease is lost or an operator wants another leader. The record is read anew."""
+        member = shared.member
+        if not await shared.follow(adapters):
+            await member.leave()
+            member.stand_back()
+            return 0
         over = asyncio.Event()
         resigned = asyncio.Event()
         member.changed.clear()
@@ -117,7 +127,7 @@ class ControllerProcess:
                         "lease.epoch_went_back", warn=True, evidence=member.went_back
                     )
                     member.went_back = ""
-                code = await self._lead(controller, adapters, over)
+                code = await self._lead(controller, adapters, shared, over)
             member.orderly = not controller.awaits_orders
         except StoreError as error:
             log.error("lease.term_failed", message=str(error))
@@ -130,9 +140,12 @@ class ControllerProcess:
         return code
 
     async def _stand_by(
-        self, member: Membership, adapters: Adapters, overlay: Overlay, warm: Poller | None
+        self, shared: SharedConfiguration, adapters: Adapters, overlay: Overlay, warm: Poller | None
     ) -> Poller | None:
-        """Stand by until this member leads. Return its polls. SIGHUP reads the configuration again."""
+        """Stand by until this member leads, or has other files. Return its polls. SIGHUP reads its files again."""
+        member = shared.member
+        member.news.clear()
+        await shared.follow(adapters)
         settings = adapters.settings
         standby = Standby(
             settings.policy, settings.types, overlay, adapters.sites, SteadyClock(), warm
@@ -146,7 +159,9 @@ class ControllerProcess:
         member.lacks = standby.lacks
         member.member = replace(member.member, unpolled=standby.unpolled)
         beside = [
-            asyncio.create_task(_set_after(over, self.stop, self.hangup, member.changed)),
+            asyncio.create_task(
+                _set_after(over, self.stop, self.hangup, member.changed, member.news)
+            ),
             asyncio.create_task(systemd.heartbeat()),
         ]
         systemd.notify("READY=1")
@@ -160,22 +175,16 @@ class ControllerProcess:
                 task.cancel()
         if self.hangup.is_set():
             self.hangup.clear()
-            await self._take_over_files(adapters)
+            systemd.notify("RELOADING=1")
+            try:
+                await shared.read()
+            except Exception as error:  # as for a leader
+                log.warning("config.rejected", file=str(self.path), problems=str(error)[:4000])
         return standby.poller
 
-    async def _take_over_files(self, adapters: Adapters) -> None:
-        """Take over a changed configuration as a standby; keep the old one if it is invalid."""
-        systemd.notify("RELOADING=1")
-        try:
-            _, new, opened = await changed(self.path, self.root, adapters, {})
-        except Exception as error:  # as for a leader
-            log.warning("config.rejected", file=str(self.path), problems=str(error)[:4000])
-            return
-        adapters.become(new, opened)
-        log.info("config.reloaded", file=str(self.path))
-        await adapters.close_leaving()
-
-    async def _lead(self, controller: Controller, adapters: Adapters, over: asyncio.Event) -> int:
+    async def _lead(
+        self, controller: Controller, adapters: Adapters, source: OwnFiles, over: asyncio.Event
+    ) -> int:
         """Run a controller until ``over`` is set, or for a single tick. Return the exit code."""
         controller.on_reload = self.hangup.set
         log.info(
@@ -188,9 +197,8 @@ class ControllerProcess:
             report = await controller.tick()
             return 0 if report.recorded and not report.faults else 1
         async with asyncio.TaskGroup() as group:
-            reloading = reloads(self.path, self.root, controller, adapters, self.hangup)
             beside = [
-                group.create_task(reloading),
+                group.create_task(reloads(source, controller, adapters)),
                 group.create_task(systemd.heartbeat(controller.is_making_progress)),
             ]
             await controller.run(over)

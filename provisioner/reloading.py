@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from provisioner.descriptions import credential_trouble
 from provisioner.services.addresses import job_environment
 from provisioner.services.haproxy import Haproxy
 from provisioner.services.pool import ServerPool
+from provisioner.store import StoreError
 from provisioner.values import define, factory
 
 log = structlog.get_logger()
@@ -48,28 +50,56 @@ def _job_environment(settings: Settings) -> Mapping[str, str]:
     return job_environment(settings.policy.services, settings.types, settings.balancer.host)
 
 
-async def reloads(
-    path: Path, root: Path | None, controller: Controller, adapters: Adapters, hangup: asyncio.Event
-) -> None:
-    """Take over a valid configuration at each SIGHUP; keep the old one, and report why, if anything goes wrong."""
+@define
+class OwnFiles:
+    """The configuration of a controller on its own: its files."""
+
+    path: Path
+    root: Path | None
+    hangup: asyncio.Event
+
+    @property
+    def origin(self) -> str:
+        """Return which configuration was loaded, for people; empty: the only one."""
+        return ""
+
+    async def changed(self) -> None:
+        """Wait until there is a configuration to load."""
+        await self.hangup.wait()
+        self.hangup.clear()
+
+    async def load(self) -> Settings:
+        """Return the configuration. Raises ConfigError."""
+        # adapters may look at this host, ask an interpreter
+        return await asyncio.to_thread(load, self.path, root=self.root)
+
+    async def settle(self, problems: str = "") -> None:
+        """Record that what was loaded is taken over, or not for its ``problems``. Raises StoreError."""
+
+
+async def reloads(source: OwnFiles, controller: Controller, adapters: Adapters) -> None:
+    """Take over each configuration that is valid; keep the old one, and report why, if anything goes wrong."""
     while True:
         systemd.notify("READY=1")
-        await hangup.wait()
-        hangup.clear()
+        await source.changed()
         systemd.notify("RELOADING=1")
         try:
-            change, under_way = await _reloaded(path, root, controller, adapters)
+            change, under_way = await _reloaded(source, controller, adapters)
         except Exception as error:
             # whatever a file or an adapter causes, the controller must not end for it
             known = isinstance(error, ConfigError | ConfigNotAppliedError)
             problems = str(error) if known else f"{type(error).__name__}: {error}"
             if not known:
-                log.exception("config.reload_failed", file=str(path))
+                log.exception("config.reload_failed", file=str(source.path))
+            problems = problems[:4000]
+            file = str(source.path)
             await controller.event(
-                "config.rejected", warn=True, file=str(path), problems=problems[:4000]
+                "config.rejected", warn=True, file=file, problems=source.origin + problems
             )
+            with suppress(StoreError):  # another member leads, and settles it
+                await source.settle(problems)
             continue
-        told = {"changes": "; ".join(change.notes) or "nothing changed"}
+        told = {"changes": source.origin + ("; ".join(change.notes) or "nothing changed")}
         found = await asyncio.to_thread(_credential_troubles, adapters.settings)
         if found:
             told["credentials"] = "\n".join(found)
@@ -80,7 +110,7 @@ async def reloads(
 
 
 async def _reloaded(
-    path: Path, root: Path | None, controller: Controller, adapters: Adapters
+    source: OwnFiles, controller: Controller, adapters: Adapters
 ) -> tuple[ConfigChange, Collection[asyncio.Task[Any]]]:
     """Read and take over the configuration. Return the change, and the orders that replaced adapters still carry out.
 
@@ -88,8 +118,14 @@ async def _reloaded(
     stays in force.
     """
     live = Counter(d.site for d in controller.store.drones.values())
-    change, new, opened = await changed(path, root, adapters, live)
+    new = await source.load()
+    change, opened = await prepared(adapters, new, live)
     before = adapters.settings
+    try:
+        await source.settle()
+    except StoreError:
+        adapters.leaving += opened.items()
+        raise
     async with controller.between_ticks:
         adapters.become(new, opened)
         if (before.services, before.balancer) != (new.services, new.balancer):
@@ -99,16 +135,17 @@ async def _reloaded(
         return change, controller.apply(new.policy, new.types, adapters.sites, credentials)
 
 
-async def changed(
-    path: Path, root: Path | None, adapters: Adapters, live: Mapping[str, int]
-) -> tuple[ConfigChange, Settings, Mapping[str, LazySite]]:
-    """Read the configuration. Return the change, the new settings and the sites that were connected for them."""
-    # adapters may look at this host, ask an interpreter
-    new = await asyncio.to_thread(load, path, root=root)
+async def prepared(
+    adapters: Adapters, new: Settings, live: Mapping[str, int]
+) -> tuple[ConfigChange, Mapping[str, LazySite]]:
+    """Return the change to a configuration, and the sites that were connected for it.
+
+    Raises ConfigNotAppliedError if it cannot be taken over now.
+    """
     change = changes(adapters.settings, new, live)
     if change.refused:
         raise ConfigNotAppliedError("\n".join(change.refused))
-    return change, new, await adapters.opened(new, change.rebuilt)
+    return change, await adapters.opened(new, change.rebuilt)
 
 
 def _credential_troubles(settings: Settings) -> list[str]:

@@ -173,6 +173,7 @@ def facts_of(reader: Reader) -> troubles.TroubleContext:
         controller=reader.controller(),
         lease=lease if members else None,
         members=members,
+        generation=reader.generation() if members else None,
         names=class_names(reader, views),
     )
 
@@ -191,6 +192,13 @@ def _leader_words(facts: troubles.TroubleContext) -> str:
     renewed = formatting.age(max(0.0, facts.lease.now - facts.lease.renewed_at))
     who = facts.lease.member if facts.lease.is_held else "none"
     return f"{who}, epoch {facts.lease.epoch}, lease renewed {renewed} ago"
+
+
+def _generation_words(facts: troubles.TroubleContext) -> str:
+    if (found := facts.generation) is None or facts.lease is None:
+        return ""
+    age = formatting.age(max(0.0, facts.lease.now - found.at))
+    return f"generation {found.generation}, proposed by {found.proposed_by} {age} ago"
 
 
 class MemberRow(NamedTuple):
@@ -226,7 +234,7 @@ MEMBER_COLUMNS = (
     ident("name", "Host and process.", head="MEMBER", least=12),
     text("state", _STATE, choices=("leads", "ready", "blind", "silent")),
     span_s("age_s", "Time since its last sign of life, seconds.", head="SEEN"),
-    words("lacks", "Views that it does not have, with the reason.", least=20),
+    words("lacks", "What it lacks, with the reason: views, files in force.", least=20),
 )
 
 
@@ -243,7 +251,7 @@ def resignation(reader: Reader) -> str:
 
 def _lacks(member: Member) -> str:
     unpolled = [f"{site}: only the leader polls it" for site in member.unpolled]
-    return "; ".join([*member.lacks, *unpolled])
+    return "; ".join([*member.lacks, *unpolled, *filter(None, [member.files])])
 
 
 def _tick_words(facts: troubles.TroubleContext) -> str:
@@ -268,6 +276,14 @@ STATUS_FACTS = (
         "lease_age_s",
         "Time since the lease was renewed, seconds; null: a controller on its own.",
         lambda facts: facts.lease.now - facts.lease.renewed_at if facts.lease else None,
+    ),
+    whole(
+        "generation",
+        "Generation of the configuration in force; null: a controller on its own.",
+        "generation.generation",
+        null=True,
+        head="configuration",
+        show=_generation_words,
     ),
     flag(
         "running",

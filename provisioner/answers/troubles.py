@@ -42,6 +42,7 @@ from provisioner.reasons import (
     TooManyUnhealthy,
 )
 from provisioner.store import Event, Holder, Views
+from provisioner.store.generations import Generation
 from provisioner.store.lease import Lease, Member
 from provisioner.store.measures import DroneCount, reasons_by_class
 from provisioner.usage import MeasuredUse, describe_use
@@ -123,6 +124,8 @@ class TroubleContext(NamedTuple):
     lease: Lease | None = None
     """Lease of the members that share the record; None: a controller on its own."""
     members: Sequence[Member] = ()
+    generation: Generation | None = None
+    """Generation of the configuration that members decide by."""
     names: ClassNames = ClassNames(None)
 
 

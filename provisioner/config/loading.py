@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +27,7 @@ from provisioner.config.models import (
     placing_options,
 )
 from provisioner.config.sections import as_settings
-from provisioner.config.strict_yaml import Steps, YamlDocument, read
+from provisioner.config.strict_yaml import Steps, YamlDocument, parse, read
 from provisioner.descriptions import credential_trouble
 from provisioner.durations import format_duration
 from provisioner.formatting import gpus
@@ -67,21 +67,46 @@ _CONTROLLER_FILE_KEYS = set(ControllerFile.model_fields)
 _SITE_FILE_KEYS = set(SiteFile.model_fields)
 
 
-def load(path: Path, *, root: Path | None = None, connects: bool = True) -> Settings:
+def load(
+    path: Path,
+    *,
+    root: Path | None = None,
+    connects: bool = True,
+    texts: Mapping[str, str] | None = None,
+) -> Settings:
     """Return the configuration that begins at controller file ``path``.
 
     Relative paths in a file are taken from the file's own directory; with ``root``, all but the ``sites`` patterns are
     taken from there instead (store, queue, drones and secrets of a trial run in a directory of its own). With
-    ``connects=False``, for a simulation, adapters need not be installed, nor their options be complete.
+    ``connects=False``, for a simulation, adapters need not be installed, nor their options be complete. ``texts``: the
+    files, as :func:`texts_of` returns them, in place of those on disk.
 
     Raises:
         ConfigError: every problem in every file, in order.
     """
     reader = _ConfigReader(root, connects)
-    settings = reader.controller(path, read(path))
+    if texts is not None:
+        first, *others = texts
+        reader.texts = {path: texts[first]} | {path.parent / name: texts[name] for name in others}
+    settings = reader.controller(path, reader.document(path))
     if settings is None:
         raise ConfigError(reader.problems())
     return settings
+
+
+def texts_of(path: Path) -> dict[str, str]:
+    """Return the texts of a configuration by their names from its directory, the controller file first.
+
+    Raises :class:`ConfigError` if its sites cannot be found.
+    """
+    document = read(path)
+    sites = _site_files(path, document)
+    if problems := document.in_order():
+        raise ConfigError(problems)
+    directory = path.parent
+    return {
+        os.path.relpath(each, directory): each.read_text("utf-8-sig") for each in (path, *sites)
+    }
 
 
 def load_web(path: Path) -> tuple[Place, WebSection]:
@@ -162,6 +187,16 @@ class _ConfigReader:
     root: Path | None
     connects: bool = True
     documents: list[YamlDocument] = factory(list)
+    texts: Mapping[Path, str] | None = None
+    """The files, the controller file first; None: they are read."""
+
+    def document(self, path: Path) -> YamlDocument:
+        """Return a file that was read, or given as a text."""
+        if self.texts is None:
+            return read(path)
+        document = YamlDocument(str(path))
+        parse(self.texts[path], document)
+        return document
 
     def problems(self) -> list[Problem]:
         return [problem for document in self.documents for problem in document.in_order()]
@@ -184,7 +219,8 @@ class _ConfigReader:
             _check_credentials(document, ("web",), model.web)
             for n, service in enumerate(model.services):
                 _check_credentials(document, ("services", n), service)
-        sites = [self.site(found, read(found)) for found in _site_files(path, document)]
+        found = _site_files(path, document) if self.texts is None else [*self.texts][1:]
+        sites = [self.site(each, self.document(each)) for each in found]
         _check_distinct_names([site.document for site in sites])
         _check_distinct_places(sites)
         if model is None:

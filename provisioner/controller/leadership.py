@@ -65,6 +65,14 @@ class Membership(Leadership):
     """Called with a line for people when the state changes."""
     lacks: Callable[[], tuple[str, ...]] = tuple
     """Returns the views that this member lacks."""
+    files: Callable[[], str] = str
+    """Returns why the own files of this member are not in force."""
+    unfit: str = ""
+    """Why this member may not lead; empty: it may."""
+    lease: Lease | None = None
+    """As it was last read."""
+    news: asyncio.Event = factory(asyncio.Event)
+    """Set when there are other generations of the configuration on record."""
     changed: asyncio.Event = factory(asyncio.Event)
     """Set when this member begins to lead, or ceases to."""
     term: Term | None = None
@@ -123,17 +131,24 @@ class Membership(Leadership):
         term = self.term if self.leads else None
         if self.term is not None and term is None:
             self._end(f"the term of epoch {self.term.epoch} is over")
-        member = replace(self.member, lacks=self.lacks(), epoch=self._seen[0])
+        lacks = (self.unfit, *self.lacks()) if self.unfit else self.lacks()
+        known = self.leases.generations
+        member = replace(self.member, lacks=lacks, epoch=self._seen[0], files=self.files())
         try:
-            seeks = sent >= self._not_before
+            seeks = sent >= self._not_before and not self.unfit
             beat = partial(self.leases.beat, member, self.duration_s, term, seeks=seeks)
             before, lease = await self.thread.run(beat)
         except StoreError as error:
             self._failed(str(error))
             return
         self._failed("")
+        self.lease = lease
+        if self.leases.generations != known:
+            self.news.set()
         self._compare(lease)
         ours = lease.member == self.member.name and lease.is_held
+        if lease.is_held and not ours:
+            self._not_before = -inf  # it was left to this one, which may give it back at once
         if term is not None and (lease.epoch, lease.nonce) != (term.epoch, term.nonce):
             self._end(f"{lease.member} leads now, in epoch {lease.epoch}")
         elif term is not None:

@@ -27,6 +27,7 @@ TABLE_KEYS = {
     "snapshots": ("tick",),
     "view_log": ("seq",),
     "breakers": ("scope",),
+    "configurations": ("generation",),
     "requests": ("id",),
     "events": ("id",),
     "past_classes": ("id",),

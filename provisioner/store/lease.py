@@ -13,8 +13,9 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from provisioner.store import StoreHeldError
+from provisioner.store import StoreHeldError, generations
 from provisioner.store.database import Database, StoreConnection
+from provisioner.store.generations import Generation
 from provisioner.values import define, frozen
 
 SILENT_S = 60.0
@@ -38,6 +39,8 @@ class Member:
     epoch: int = 0
     """The largest that it has seen."""
     seen_at: float = 0.0
+    files: str = ""
+    """Why its own files are not in force; empty: they are, or it is on its own."""
 
     def is_alive(self, lease: Lease) -> bool:
         """Return True if it has given a sign of life within :data:`SILENT_S`."""
@@ -104,7 +107,7 @@ def read_lease(sql: StoreConnection, now: str) -> Lease:
 def read_members(sql: StoreConnection) -> list[Member]:
     """Return the members by name."""
     rows = sql.execute(
-        "SELECT name, holder, lacks, unpolled, epoch, seen_at FROM members ORDER BY name"
+        "SELECT name, holder, lacks, unpolled, epoch, seen_at, files FROM members ORDER BY name"
     )
     return [
         Member(name, holder, tuple(json.loads(lacks)), tuple(json.loads(unpolled)), *rest)
@@ -116,6 +119,8 @@ class LeaseStore:
     """A member's connection for the lease: its renewal waits for no transaction of its own record."""
 
     def __init__(self, database: Database, controller: str) -> None:
+        self.generations: tuple[Generation, ...] = ()
+        """Generations of the configuration, the newest first, as they were last read."""
         self._database = database
         self._controller = controller
         self._now = database.clock
@@ -145,6 +150,7 @@ class LeaseStore:
             elif seeks and not before.is_held:
                 self._acquire(sql, member, duration_s)
             self._note(sql, member)
+            self.generations = generations.read_generations(sql)
             return before, read_lease(sql, self._now)
 
     def leave(self, member: Member, *, releases: bool) -> None:
@@ -153,6 +159,28 @@ class LeaseStore:
             if releases:
                 sql.execute("UPDATE lease SET until_at = 0 WHERE member = ?", (member.name,))
             sql.execute("DELETE FROM members WHERE name = ?", (member.name,))
+
+    def propose(self, files: str, digest: str, member: str) -> None:
+        """Propose files as the next generation of the configuration."""
+        with self._transaction() as sql:
+            generations.propose(sql, files, digest, member, self._now)
+            self.generations = generations.read_generations(sql)
+
+    def files(self, generation: int) -> str:
+        """Return the files of a generation."""
+        with self._transaction() as sql:
+            query = "SELECT files FROM configurations WHERE generation = ?"
+            return str(sql.execute(query, (generation,)).fetchone()[0])
+
+    def settle(self, term: Term | None, generation: int, problems: str) -> None:
+        """Adopt a generation, or reject it for its ``problems``. Raises :class:`StoreHeldError` after the term."""
+        mine = (term.epoch, term.nonce) if term is not None else (0, "")
+        with self._transaction() as sql:
+            prove = "UPDATE lease SET nonce = nonce WHERE epoch = ? AND nonce = ?"
+            if sql.execute(prove, mine).rowcount != 1:
+                raise StoreHeldError("another member leads: it decides about the configuration")
+            generations.settle(sql, generation, problems)
+            self.generations = generations.read_generations(sql)
 
     def _renew(self, sql: StoreConnection, term: Term, duration_s: float) -> None:
         """Renew the lease, also one that has run out: if nobody took it, nobody led meanwhile."""
@@ -175,13 +203,14 @@ class LeaseStore:
 
     def _note(self, sql: StoreConnection, member: Member) -> None:
         sql.execute(
-            f"INSERT INTO members (name, seen_at, epoch, holder, lacks, unpolled)"
-            f" VALUES (?, {self._now}, ?, ?, ?, ?)"
+            f"INSERT INTO members (name, seen_at, epoch, holder, lacks, unpolled, files)"
+            f" VALUES (?, {self._now}, ?, ?, ?, ?, ?)"
             " ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at, epoch = excluded.epoch,"
-            " holder = excluded.holder, lacks = excluded.lacks, unpolled = excluded.unpolled",
+            " holder = excluded.holder, lacks = excluded.lacks, unpolled = excluded.unpolled,"
+            " files = excluded.files",
             (
                 *(member.name, member.epoch, member.holder),
-                *(json.dumps(member.lacks), json.dumps(member.unpolled)),
+                *(json.dumps(member.lacks), json.dumps(member.unpolled), member.files),
             ),
         )
         sql.execute(f"DELETE FROM members WHERE seen_at < {self._now} - ?", (SILENT_MEMBER_KEPT_S,))

@@ -42,6 +42,7 @@ from provisioner.store import (
 )
 from provisioner.store.database import SHADOW, Place, StoreConnection, database_of, marks
 from provisioner.store.file import MIGRATIONS
+from provisioner.store.generations import Generation, adopted_of, read_generations
 from provisioner.store.lease import Lease, Member, read_lease, read_members
 from provisioner.store.lock import HOLDER, is_alive, read_claim, read_holder
 from provisioner.store.measures import DroneCount, MetricKey
@@ -95,6 +96,11 @@ class Reader:
         """Return the lease of the members that share this record, and the members; none if one alone uses it."""
         with self._open() as sql:
             return read_lease(sql, self.database.clock), read_members(sql)
+
+    def generation(self) -> Generation | None:
+        """Return the generation of the configuration that members decide by."""
+        with self._open() as sql:
+            return adopted_of(read_generations(sql))
 
     def now(self) -> float:
         """Return the time on the controller's clock; see :func:`provisioner.store.tables.controller_now`."""

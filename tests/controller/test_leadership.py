@@ -158,6 +158,23 @@ async def test_after_a_crash_the_next_leader_waits_and_after_an_orderly_end_it_d
 
 
 @in_virtual_time
+async def test_a_leader_that_resigned_takes_the_lease_back_only_after_another_one() -> None:
+    database = Database()
+    one, _ = member("one", database)
+    other, _ = member("other", database)
+    await one.beat()
+    await one.leave()
+    one.stand_back()
+    await one.beat()
+    assert not one.leads, "it leaves the lease to others"
+    await other.beat()
+    await one.beat()
+    await other.leave()
+    await one.beat()
+    assert other.term is None and one.leads, "long before it would have stopped to stand back"
+
+
+@in_virtual_time
 async def test_a_standby_polls_without_a_trace_and_says_what_it_lacks() -> None:
     observed: list[bool] = []
 

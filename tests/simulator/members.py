@@ -41,7 +41,8 @@ from tests.simulator.worlds import rough
 
 LEASE_S = 10.0
 ACTS = frozenset({"plan", *SITE_ACTS, *OVERLAY_ACTS})
-SCHEMA = Path(provisioner.store.__file__).parent / "migrations" / "0016_lease.sql"
+MIGRATIONS = Path(provisioner.store.__file__).parent / "migrations"
+SCHEMA = [MIGRATIONS / f"{name}.sql" for name in ("0016_lease", "0017_configurations")]
 
 
 class EventKind(StrEnum):
@@ -123,7 +124,8 @@ class Database:
             tuple[float, CommittedState, dict[DroneId, DroneState], tuple[Any, ...]]
         ] = []
         self.sql = self.connect()
-        self.sql.executescript(SCHEMA.read_text())
+        for script in SCHEMA:
+            self.sql.executescript(script.read_text())
 
     def connect(self) -> sqlite3.Connection:
         """Return the connection, which all share: one transaction at a time, each without a pause."""

@@ -113,6 +113,7 @@ def test_scripts_that_stores_have_seen_stay_as_they_were() -> None:
         "0014_ledger_indexes.sql": "652857b80647",
         "0015_service_accounting.sql": "800ba4272acb",
         "0016_lease.sql": "1d337ea8c5fb",
+        "0017_configurations.sql": "8a6a8b9a37a2",
     }
 
 
@@ -214,7 +215,7 @@ async def test_a_controller_migrates_an_older_store_and_a_reader_does_not(
 ) -> None:
     before = _bytes(filled)
     with pytest.raises(
-        StoreUnusableError, match="older schema 16: `provisioner run` brings it up to 17"
+        StoreUnusableError, match="older schema 17: `provisioner run` brings it up to 18"
     ):
         await _read(filled)()
     assert _bytes(filled) == before
@@ -230,7 +231,7 @@ async def test_a_downgrade_names_the_command_that_restores_the_copy_from_before_
 ) -> None:
     async with store_at(filled) as store:
         await record(store, starts(101, drone(101)))
-    copy = filled.with_name(f"{filled.name}.schema-16")
+    copy = filled.with_name(f"{filled.name}.schema-17")
     assert _modes(filled.parent)[copy.name] == _modes(filled.parent)[filled.name]
     made = _bytes(copy)
     async with store_at(filled):
@@ -239,7 +240,7 @@ async def test_a_downgrade_names_the_command_that_restores_the_copy_from_before_
 
     for module in (store_file, store_reader):
         monkeypatch.setattr(module, "MIGRATIONS", module.MIGRATIONS[:-1])
-    with pytest.raises(StoreUnusableError, match="schema 17") as refused:
+    with pytest.raises(StoreUnusableError, match="schema 18") as refused:
         await _open(filled)()
     command = str(refused.value).split("`")[1]
     assert _shell(command) == 0

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from provisioner.store import StoreError, StoreHeldError
+from provisioner.store import StoreError, StoreHeldError, generations
 from provisioner.store.database import Place, database_of
 from provisioner.store.lease import LeaseStore, Member, Term
 from provisioner.store.reader import Reader
@@ -136,3 +136,43 @@ def test_a_connection_that_was_cut_is_made_anew(place: Place) -> None:
     with pytest.raises(StoreError):
         one.beat()
     assert one.beat() and Reader(place).lease()[0].epoch == 1
+
+
+def test_one_leader_decides_about_proposed_files_and_the_newest_adopted_are_in_force(
+    place: Place,
+) -> None:
+    one, other = Seeker(place, "one"), Seeker(place, "other")
+    one.beat()
+    assert one.term is not None
+    for number, problems in ((1, ""), (2, "too old"), (3, "")):
+        other.store.propose(f"files {number}", f"digest {number}", "other")
+        one.beat()
+        assert one.store.generations[0].generation == number
+        if number < 3:
+            one.store.settle(one.term, number, problems)
+    assert Reader(place).generation() == one.store.generations[-1]
+    one.store.propose("files 4", "digest 4", "one")
+    one.store.settle(one.term, 4, "")
+    found = [(each.generation, each.state, each.reason) for each in one.store.generations]
+    assert found == [
+        (4, "adopted", ""),
+        (3, "rejected", "a newer one was adopted"),
+        (2, "rejected", "too old"),
+        (1, "adopted", ""),
+    ]
+    assert one.store.files(4) == "files 4"
+    other.store.propose("files 2", "digest 2", "other")
+    assert [each.generation for each in other.store.generations] == [5, 4, 3, 1]
+    with pytest.raises(StoreHeldError):
+        other.store.settle(Term(one.term.epoch, "of another"), 5, "")
+
+
+def test_only_so_many_generations_are_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generations, "GENERATIONS_KEPT", 3)
+    one = Seeker(place, "one")
+    one.beat()
+    assert one.term is not None
+    for number in range(1, 7):
+        one.store.propose("files", f"digest {number}", "one")
+        one.store.settle(one.term, number, "")
+    assert [each.generation for each in one.store.generations] == [6, 5, 4, 3]
