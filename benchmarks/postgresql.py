@@ -24,7 +24,7 @@ from tests.labs.htcondor import LabError
 from tests.labs.postgresql import PostgresServer
 
 PER_MINUTE = "processor seconds per minute"
-SAMPLE_S = 0.5
+SAMPLE_S = 5.0
 HOUR_MIN = 60
 
 

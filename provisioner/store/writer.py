@@ -486,9 +486,6 @@ class SqlStore(store.Store):
 
     def _prove_holder(self, sql: StoreConnection) -> None:
         """Raise :class:`StoreHeldError` unless this controller holds the store, in the transaction of ``sql``."""
-        if self.term is not None:
-            self.term.prove(sql)
-            return
         row = sql.execute("SELECT value FROM meta WHERE key = ?", (lock.HOLDER,)).fetchone()
         if row is None or row[0] != self._claim:
             holder = lock.read_claim(row[0])[1] if row is not None else None
@@ -506,9 +503,11 @@ class SqlStore(store.Store):
         try:
             self._database.begin(sql)
             try:
-                if not claims:
+                if not claims and self.term is None:
                     self._prove_holder(sql)
                 yield sql
+                if self.term is not None:
+                    self.term.prove(sql)  # at the end: a renewal of the lease waits for it
                 sql.execute("COMMIT")
                 if self.term is not None:
                     self.term.writes += 1

@@ -229,6 +229,11 @@ def test_a_leader_that_was_stopped_amid_an_order_does_nothing_more(
     old.send_signal(signal.SIGSTOP)
     epoch = pair.lease.epoch
     host.until(lambda: pair.lease.epoch > epoch)
+    does_nothing_more(pair, old)
+
+
+def does_nothing_more(pair: Pair, old: subprocess.Popen[bytes]) -> None:
+    """Wake up a former leader after a while, and check that it stands by."""
     pair.runs(STOPPED_S)
     woken_at = time.monotonic()
     old.send_signal(signal.SIGCONT)
@@ -238,6 +243,36 @@ def test_a_leader_that_was_stopped_amid_an_order_does_nothing_more(
     assert pair.leader is not old and old.poll() is None
     assert len(pair.record.lease()[1]) == 2, "it stands by"
     pair.keeps_its_promises()
+
+
+@pytest.mark.matrix
+def test_a_leader_that_was_stopped_amid_a_record_does_nothing_more(
+    host: Host, postgres: PostgresServer
+) -> None:
+    """It has locked the record until the server ends its connection."""
+    pair = Pair(host, 0.3, postgres.new_place())
+    pair.starts_more()
+    old = pair.leader
+    assert old is not None
+    inside = f"state LIKE 'idle in transaction%' AND application_name = 'provisioner {old.pid}'"
+    query = f"SELECT 'inside' FROM pg_stat_activity WHERE {inside}"
+
+    def stopped_inside() -> bool:
+        old.send_signal(signal.SIGSTOP)
+        words = ("-h", str(postgres.directory), "-U", "provisioner", "postgres", "-c", query)
+        if "inside" in postgres.run("psql", "-t", *words):
+            return True
+        old.send_signal(signal.SIGCONT)
+        return False
+
+    host.until(stopped_inside, 120.0)
+    stopped_at = time.monotonic()
+    epoch, tick = pair.lease.epoch, pair.tick
+    host.until(lambda: pair.lease.epoch > epoch, 60.0)
+    leads_at = time.monotonic()
+    host.until(lambda: pair.tick > tick + 1, 90.0)
+    print(f"lease: {leads_at - stopped_at:.1f} s, record: {time.monotonic() - stopped_at:.1f} s")
+    does_nothing_more(pair, old)
 
 
 def test_an_operator_asks_the_leader_to_resign_and_the_next_one_starts_at_once(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +88,21 @@ async def test_a_former_leader_records_nothing(place: Place) -> None:
             await new.event(3.0, "there", {})
     assert one.term is not None and one.term.lost
     assert [each.name for each in Reader(place).events()] == ["here", "there"]
+
+
+async def test_a_renewal_does_not_wait_for_a_long_record(place: Place) -> None:
+    """As that of all drones may be, which takes longer than half of a lease."""
+    if isinstance(place, Path):
+        pytest.skip("SQLite has one writer at a time")
+    one, other = Seeker(place, "one"), Seeker(place, "other")
+    one.beat(NO_TIME_S)
+    async with store_of(place, one) as store:
+        with store._transaction():
+            assert one.beat()
+        await store.event(1.0, "here", {})
+        one.beat(NO_TIME_S)
+        with pytest.raises(StoreHeldError), store._transaction():
+            assert other.beat()
 
 
 async def test_a_leader_notices_that_the_database_has_lost_its_last_transaction(
