@@ -81,7 +81,7 @@ class InferenceServer:
 
 
 SERVER_WALLTIME_S = 24 * 3600.0
-"""Walltime of a type with a server that has none of its own."""
+"""Walltime of a type with a server that has none of its own: without idle timeout it would outlive its controller."""
 _PER_CORE = re.compile(r"hepspec|hepscore|hs\d", re.IGNORECASE)
 """Beginnings of the names of benchmarks that pilots know as `HEPSPEC_PER_CORE`."""
 
@@ -125,8 +125,7 @@ class DroneType:
     arch: Literal["X86_64", "aarch64", "ppc64le"] = "X86_64"
     """CPU architecture."""
     walltime_s: float = setting(default=0.0, example="24h")
-    """Longest run of a drone at the site; longer than `timeouts.grace`. Default: no limit; with a `server`
-    a day, for a server has no idle timeout and would outlive its controller."""
+    """Longest run of a drone at the site; longer than `timeouts.grace`. Default: no limit; a day with a `server`."""
     sharing: Sharing = Sharing.EXCLUSIVE
     """Way in which the jobs of one drone share a GPU. All but `exclusive` need `shares`. For a part of a GPU
     (`gpus: 0.25`) `mps` limits its drone to `vram`."""
