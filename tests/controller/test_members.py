@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from adapters.embedded import queue
-from provisioner.model import RequestKind
+from provisioner.model import Drone, DroneState, RequestKind
 from provisioner.processes import DRONE_TAG
 from provisioner.store import StoreError
 from provisioner.store.database import Place, ServerSchema
@@ -39,6 +39,8 @@ ORDERS = """
         for order in orders:
             (self.root / "drones" / order.drone_id).touch()
         self.order("started", orders)
+        if (self.root / "unread").exists():
+            await asyncio.sleep(30)
         return [OrderResult(o.drone_id, OrderOutcome.OK, "r-" + o.drone_id) for o in orders]
 
     async def stop(self, orders):
@@ -273,6 +275,37 @@ def test_a_leader_that_was_stopped_amid_a_record_does_nothing_more(
     host.until(lambda: pair.tick > tick + 1, 90.0)
     print(f"lease: {leads_at - stopped_at:.1f} s, record: {time.monotonic() - stopped_at:.1f} s")
     does_nothing_more(pair, old)
+
+
+@pytest.mark.parametrize("failure", ["killed", pytest.param("stopped", marks=pytest.mark.matrix)])
+def test_a_start_whose_reply_is_lost_in_a_fail_over_is_settled_by_a_listing(
+    host: Host, file: Path, failure: str
+) -> None:
+    pair = Pair(host, 0.0, file)
+    pair.starts_more()
+    old = pair.leader
+    assert old is not None
+    unread = host.path / "here" / "unread"
+    unread.touch()
+    pair.starts_more()
+    drone = [each[3] for each in pair.orders if each[2] == "started"][-1]
+    [asked] = [each for each in pair.record.drones() if each.id == drone]
+    assert asked.state is DroneState.REQUESTED
+    epoch = pair.lease.epoch
+    old.send_signal(signal.SIGKILL if failure == "killed" else signal.SIGSTOP)
+    host.until(lambda: pair.lease.epoch > epoch)
+    unread.unlink()
+
+    def settled() -> Drone | None:
+        found = pair.record.drone(asked.id)
+        return found if found and found.state is not DroneState.REQUESTED else None
+
+    host.until(settled)
+    old.send_signal(signal.SIGCONT)
+    pair.starts_more()
+    found = settled()
+    assert found is not None and not found.state.ended and drone in pair.alive()
+    pair.keeps_its_promises()
 
 
 def test_an_operator_asks_the_leader_to_resign_and_the_next_one_starts_at_once(
