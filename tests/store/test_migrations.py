@@ -174,6 +174,7 @@ async def test_a_leader_writes_on_while_a_migration_waits_for_a_reader(
         await record(store, starts(1, drone(1)))
     database = database_of(place)
     leader, _ = database.hold("kit", None, shared=True)
+    database.limit_wait(leader, 4.0)  # a statement that waits for longer fails
     reader = database_of(place).reading(write=False)
     reader.execute("SELECT count(*) FROM drones").fetchall()
     code.runs(newer=True)
