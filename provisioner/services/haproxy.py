@@ -21,6 +21,7 @@ from typing import NamedTuple, Self
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId, ServiceView
 from provisioner.services.balancer_config import PROTOCOLS
+from provisioner.services.servers import BalancedServer
 from provisioner.values import define, factory, frozen
 
 DEADLINE_S = 5.0
@@ -31,24 +32,6 @@ RATE_SPAN_S = 5.0
 """Time of which the rate of requests is the mean, or the time between two polls if that is longer."""
 _FORCED_MAINTENANCE, _FORCED_DRAIN = 0x01, 0x08
 """Bits of ``srv_admin_state``."""
-
-
-@frozen
-class BalancedServer:
-    """A server that is ready, as the balancer needs to know it."""
-
-    id: DroneId
-    service: str
-    host: str
-    """Name or address."""
-    http_port: int
-    grpc_port: int
-    draining: bool = False
-    """It gets no new requests."""
-
-    def port(self, protocol: str) -> int:
-        """Return its port for a protocol."""
-        return self.http_port if protocol == "http" else self.grpc_port
 
 
 @frozen

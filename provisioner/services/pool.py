@@ -34,14 +34,14 @@ from provisioner.model import (
     SlotState,
     StartOrder,
 )
-from provisioner.services.haproxy import BalancedServer, BalancerView
+from provisioner.services.haproxy import BalancerView
 from provisioner.services.servers import (
+    BalancedServer,
     ModelCounters,
-    ServerAddress,
     ServerHealth,
     may_serve,
     probe,
-    server_address,
+    server_of,
     server_ports,
 )
 from provisioner.values import define, factory, frozen
@@ -70,8 +70,7 @@ class PooledServer:
 
     drone: Drone
     server: InferenceServer
-    address: ServerAddress
-    withdrawn: bool
+    address: BalancedServer
 
 
 @define
@@ -158,7 +157,7 @@ class ServerPool:
         self._ordered.clear()
         kinds = {kind.key: kind for kind in types if kind.server is not None}
         servers = [
-            PooledServer(drone, server, server_address(drone, server), drone.is_leaving)
+            PooledServer(drone, server, server_of(drone, server))
             for drone in filter(may_serve, drones)
             if (kind := kinds.get(drone.type)) and (server := kind.server)
             if server.service == drone.service
@@ -169,11 +168,7 @@ class ServerPool:
         late = {key for key, answer in health.items() if answer.is_silent} & self._servers.keys()
         late -= self._late
         self._late = late
-        self._servers = {
-            key: replace(each, withdrawn=self._ordered.get(key, each.withdrawn))
-            for each in servers
-            if (key := each.drone.id) in ready | late
-        }
+        self._servers = {e.drone.id: e for e in servers if e.drone.id in ready | late}
         balanced = await self._sync()
         now = time.time()
         self._measure(health, now)
@@ -201,21 +196,18 @@ class ServerPool:
         answers = await asyncio.gather(*map(answer, servers))
         return {each.drone.id: health for each, health in zip(servers, answers, strict=True)}
 
+    def _is_draining(self, each: PooledServer) -> bool:
+        """Return True if the newest order, or else the record, withdraws a server."""
+        return self._ordered.get(each.drone.id, each.address.draining)
+
     async def _sync(self) -> BalancerView:
         """Let the balancer serve by the ready servers alone. Return what it measured; nothing without one."""
         if self.balancer is None:
             return BalancerView()
         async with self._syncing:
             servers = [
-                BalancedServer(
-                    key,
-                    each.server.service,
-                    each.address.host,
-                    each.address.http_port,
-                    each.address.grpc_port,
-                    each.withdrawn,
-                )
-                for key, each in self._servers.items()
+                replace(each.address, draining=self._is_draining(each))
+                for each in self._servers.values()
             ]
             return await self.balancer.sync(servers, time.time())
 
@@ -256,7 +248,7 @@ class ServerPool:
         work = self._of_servers[key]
         requests = balanced.in_flight.get(key, work.pending)
         state = SlotState.DRAINING
-        if not each.withdrawn:
+        if not self._is_draining(each):
             state = SlotState.BUSY if requests or work.busy_at == now else SlotState.IDLE
         return Slot(
             key,
@@ -271,12 +263,7 @@ class ServerPool:
         self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str
     ) -> OrderResults:
         """Withdraw servers from the balancer, or take them back. A balancer that is away learns it at the next poll."""
-        for key in drone_ids:
-            self._ordered[key] = mode is not DrainMode.RESUME
-        self._servers = {
-            key: replace(each, withdrawn=self._ordered.get(key, each.withdrawn))
-            for key, each in self._servers.items()
-        }
+        self._ordered |= dict.fromkeys(drone_ids, mode is not DrainMode.RESUME)
         with suppress(UnavailableError):
             await self._sync()
         return [OrderResult(key, OrderOutcome.OK) for key in drone_ids]

@@ -40,19 +40,29 @@ Durations are summed over requests, each with that of the whole execution that i
 
 
 @frozen
-class ServerAddress:
-    """The address of the server in one drone."""
+class BalancedServer:
+    """The server in one drone, as the balancer needs to know it."""
 
-    drone_id: DroneId
+    id: DroneId
+    service: str
     host: str
+    """Name or address."""
     http_port: int
     grpc_port: int
-    metrics_port: int
+    metrics_port: int = 0
+    draining: bool = False
+    """It gets no new requests."""
+
+    def port(self, protocol: str) -> int:
+        """Return its port for a protocol."""
+        return self.http_port if protocol == "http" else self.grpc_port
 
 
-def server_address(drone: Drone, server: InferenceServer) -> ServerAddress:
-    """Return the address of a server. Its drone computes the same ports by itself."""
-    return ServerAddress(drone.id, drone.node or LOOPBACK, *server_ports(drone.id, server))
+def server_of(drone: Drone, server: InferenceServer) -> BalancedServer:
+    """Return the server of a drone at its address. The drone computes the same ports by itself."""
+    host = drone.node or LOOPBACK
+    ports = server_ports(drone.id, server)
+    return BalancedServer(drone.id, server.service, host, *ports, draining=drone.is_leaving)
 
 
 def server_ports(drone_id: DroneId, server: InferenceServer) -> tuple[int, int, int]:
@@ -130,7 +140,7 @@ def parse_metrics(text: str, models: Iterable[str]) -> Mapping[str, ModelCounter
 
 
 async def probe(
-    session: aiohttp.ClientSession, address: ServerAddress, server: InferenceServer
+    session: aiohttp.ClientSession, address: BalancedServer, server: InferenceServer
 ) -> ServerHealth:
     """Return whether a server is ready, with its metrics if it has some. Never raises."""
     try:

@@ -21,7 +21,8 @@ from provisioner.services.balancer_config import (
     hashed_tokens,
     tokens_file,
 )
-from provisioner.services.haproxy import BalancedServer, BalancerView, Haproxy
+from provisioner.services.haproxy import BalancerView, Haproxy
+from provisioner.services.servers import BalancedServer
 from provisioner.settings import Service
 from tests.labs.haproxy import HaproxyPrograms, LabHaproxy, running_haproxy
 from tests.labs.htcondor import lab_directory, until

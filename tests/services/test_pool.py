@@ -26,8 +26,9 @@ from provisioner.model import (
     StartOrder,
 )
 from provisioner.services import servers
-from provisioner.services.haproxy import BalancedServer, BalancerView
+from provisioner.services.haproxy import BalancerView
 from provisioner.services.pool import ServerPool
+from provisioner.services.servers import BalancedServer
 
 
 @dataclass
