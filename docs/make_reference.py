@@ -202,6 +202,7 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
     r.DrainRepeated(45.0, "order ad: the collector does not list it"),
     r.OutcomeUnknown("no answer within 60 s"),
     r.SeenAtSite("pending", "Resources"),
+    r.StartLost(),
     r.SeenInPool("busy", 2, 341.0),
     r.NotInListing(),
     r.NeverArrived(134.0, 120.0),

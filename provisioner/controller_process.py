@@ -33,7 +33,7 @@ from provisioner.reloading import (
 from provisioner.services.pool import ServerPool
 from provisioner.shared_configuration import SharedConfiguration
 from provisioner.store import StoreError, StoreHeldError
-from provisioner.store.database import database_of
+from provisioner.store.database import SERVER_SILENCE_S, database_of
 from provisioner.store.lease import LeaseStore, Member, Term
 from provisioner.store.lock import holder_json, this_process
 from provisioner.store.reader import Reader
@@ -67,7 +67,9 @@ class ControllerProcess:
         self, stack: AsyncExitStack, settings: Settings, lease_s: float
     ) -> int:
         """Run one of several controllers with one record: lead while it holds the lease, else stand by."""
-        leases = LeaseStore(database_of(settings.record), settings.controller)
+        # a renewal without an answer is sent again, perhaps to another server, before the lease ends
+        database = database_of(settings.record, min(SERVER_SILENCE_S, lease_s / 2))
+        leases = LeaseStore(database, settings.controller)
         stack.callback(leases.close)
         await asyncio.to_thread(leases.open)
         thread = ComputeThread(threaded=True)

@@ -924,6 +924,8 @@ class Snapshot:
     """A new leader starts no drone at a site whose view is older: orders of the one before may still arrive there."""
     unlisted: frozenset[str] = frozenset()
     """Sites that a new leader has not listed often enough to stop orphans there."""
+    adopts: bool = False
+    """Orphans with the name of this record are adopted: the database may have lost their start in a fail-over."""
 
     @property
     def disabled(self) -> Mapping[str, OperatorRequest]:

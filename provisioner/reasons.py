@@ -218,6 +218,13 @@ class SeenAtSite(StepReason):
 
 
 @_reason
+class StartLost(StepReason):
+    """A fail-over of the database loses its last commits if its replication is asynchronous."""
+
+    sentence = "listed with the name of this record, which has lost its start: adopted"
+
+
+@_reason
 class SeenInPool(StepReason):
     sentence = "in the pool, {slot_state} with {jobs:job}, {after_s:seconds} after the order"
 
@@ -1143,7 +1150,9 @@ class NotDraining(ConfigurationReason):
 
 
 _Ordered = Accepted | OrderRefused | DrainRefused | DrainRepeated | OutcomeUnknown
-_Observed = SeenAtSite | SeenInPool | NotInListing | NeverArrived | Disappeared | EndedAtSite
+_Observed = (
+    SeenAtSite | StartLost | SeenInPool | NotInListing | NeverArrived | Disappeared | EndedAtSite
+)
 _Timed = (
     IdleTimeout
     | OptionalJobsOnly

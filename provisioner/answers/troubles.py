@@ -72,7 +72,7 @@ _EVENT_WORDS = {
     "clock.doubted": "the clock of this host may be wrong: no limit ends a drone and no record is deleted",
     "drone.black_hole": "draining because jobs failed in it one after the other; check its node",
     "slots.not_removed": "the pool still lists slots of dead drones and may match jobs to them",
-    "lease.epoch_went_back": "orders of these seconds may be missing on record; their drones are orphans",
+    "lease.epoch_went_back": "orders of these seconds may be missing on record; their drones are adopted",
     "store.outdated": "the record is older than the drones at the sites, as after a restored backup",
 }
 STOPPED_ELSEWHERE = "drone.stopped_elsewhere"

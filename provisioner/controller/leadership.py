@@ -1,8 +1,9 @@
 """Leadership: whether this controller may act, and for how much longer.
 
 A controller that alone holds its record always leads. With ``ha`` several members share a record,
-and the one that holds the lease leads. Its time is counted by this host's monotonic clock, from
-before the renewal was sent: it ends here before it ends in the database.
+and the one that holds the lease leads. Its time is counted by monotonic clocks alone: that of the
+leader counts from before a renewal was sent, and that of a standby from when it saw the renewal. So
+the lease ends for the leader first, and no clock that is set matters.
 """
 
 from __future__ import annotations
@@ -87,8 +88,12 @@ class Membership(Leadership):
     """Time before which the lease is left to others, by the same clock."""
     _calls: dict[asyncio.Timeout, float] = factory(dict)
     """Limits of the calls under way, each with the deadline of its own."""
-    _seen: tuple[int, str] = (0, "")
-    """Largest epoch seen, with its nonce."""
+    _seen_at: float = inf
+    """When ``lease`` was first seen with its renewal, by the same clock."""
+    _watches: bool = False
+    """A renewal was seen."""
+    _epoch: int = 0
+    """Largest seen."""
     _failure: str = ""
 
     @property
@@ -129,34 +134,36 @@ class Membership(Leadership):
         """Renew or seek the lease once. Never raises: without an answer the lease runs out."""
         sent = asyncio.get_running_loop().time()
         term = self.term if self.leads else None
-        if self.term is not None and term is None:
-            self._end(f"the term of epoch {self.term.epoch} is over")
+        lost = None if self.leads else self.term
+        if lost is not None:
+            self._end(f"the term of epoch {lost.epoch} is over")
         lacks = (self.unfit, *self.lacks()) if self.unfit else self.lacks()
         known = self.leases.generations
-        member = replace(self.member, lacks=lacks, epoch=self._seen[0], files=self.files())
+        member = replace(self.member, lacks=lacks, epoch=self._epoch, files=self.files())
+        takes = partial(self._takes, sent)
         try:
-            seeks = sent >= self._not_before and not self.unfit
-            beat = partial(self.leases.beat, member, self.duration_s, term, seeks=seeks)
+            beat = partial(self.leases.beat, member, self.duration_s, term, takes)
             before, lease = await self.thread.run(beat)
         except StoreError as error:
             self._failed(str(error))
             return
         self._failed("")
-        self.lease = lease
+        if lost is not None and before.term == (lost.epoch, lost.nonce):
+            self._note_loss(before, lost.writes)
+        self._compare(before)
+        self._compare(lease)
         if self.leases.generations != known:
             self.news.set()
-        self._compare(lease)
-        ours = lease.member == self.member.name and lease.is_held
-        if lease.is_held and not ours:
+        if lease.is_held and lease.member != self.member.name:
             self._not_before = -inf  # it was left to this one, which may give it back at once
-        if term is not None and (lease.epoch, lease.nonce) != (term.epoch, term.nonce):
+        if term is not None and lease.term != (term.epoch, term.nonce):
             self._end(f"{lease.member} leads now, in epoch {lease.epoch}")
         elif term is not None:
             self._extend(sent + self.duration_s)
-        elif ours and (lease.epoch, lease.nonce) != (before.epoch, before.nonce):
+        elif lease.member == self.member.name and lease.term != before.term:
             self._extend(sent + self.duration_s)
             self.takes_over = not before.was_released
-            self.term = Term(lease.epoch, lease.nonce)
+            self.term = Term(*lease.term)
             log.info("lease.acquired", member=self.member.name, epoch=lease.epoch)
             self._tell(f"leads in epoch {lease.epoch}")
 
@@ -188,15 +195,42 @@ class Membership(Leadership):
         log.info("lease.lost", member=self.member.name, why=why)
         self._tell(f"stands by: {why}")
 
+    def _takes(self, now: float, lease: Lease) -> bool:
+        """Return True if the lease is free: given back, or not renewed for as long as it lasts.
+
+        A member that has seen no renewal yet goes by the clock of the database.
+        """
+        if self.unfit or now < self._not_before:
+            return False
+        if self.lease is None:
+            return not lease.is_held
+        lasts_s = max(self.duration_s, lease.until_at - lease.renewed_at)
+        is_silent = now >= self._seen_at + lasts_s and lease.renewal == self.lease.renewal
+        trusts_clock = lease.was_released or not self._watches
+        return is_silent or (trusts_clock and not lease.is_held)
+
     def _compare(self, lease: Lease) -> None:
-        """Note an epoch that is smaller than one seen before, or that was given twice."""
-        known, nonce = self._seen
-        again = lease.epoch == known and nonce and lease.nonce != nonce
-        if lease.epoch < known or again:
-            self.went_back = f"epoch {lease.epoch} after {known}"
-            log.error("lease.epoch_went_back", epoch=lease.epoch, seen=known)
-        if lease.epoch >= known:
-            self._seen = lease.epoch, lease.nonce
+        """Note the newest lease, and whether it is older than what was seen before."""
+        seen = self.lease or lease
+        if self.lease is None or lease.renewal != seen.renewal:
+            self._seen_at = asyncio.get_running_loop().time()
+            self._watches = self.lease is not None
+        self.lease = lease
+        if lease.term == seen.term:
+            self._note_loss(lease, seen.writes)
+        elif lease.epoch <= seen.epoch and seen.nonce:
+            self._goes_back(f"epoch {lease.epoch} after {seen.epoch}")
+        self._epoch = max(self._epoch, lease.epoch)
+
+    def _note_loss(self, lease: Lease, writes: int) -> None:
+        if lease.writes < writes:
+            self._goes_back(f"{writes - lease.writes} transactions of epoch {lease.epoch}")
+
+    def _goes_back(self, evidence: str) -> None:
+        if self.went_back:
+            return
+        self.went_back = evidence
+        log.error("lease.epoch_went_back", evidence=evidence)
 
     def _failed(self, why: str) -> None:
         if why and not self._failure:

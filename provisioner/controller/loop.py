@@ -241,6 +241,7 @@ class Controller:
             sites = self.policy.sites.values()
             longest_s = max((each.order_deadline_s for each in sites), default=0.0)
             self._starts_from = self._leads_since + longest_s
+            self._serials.skip()
         return self
 
     async def __aexit__(
@@ -386,6 +387,7 @@ class Controller:
             unlisted=self._orphans.unlisted(readings, self._leads_since)
             if self.leadership.term
             else frozenset(),
+            adopts=self.leadership.term is not None,
         )
 
     def _unrecorded(self, readings: Iterable[model.PolledSite]) -> dict[str, list[RemoteDrone]]:

@@ -29,6 +29,10 @@ class Serials:
     _outdated: bool = False
     """The record was found to be older than what runs, and that was reported."""
 
+    def skip(self) -> None:
+        """Leave out some: the database may have lost the newest drones of the leader before, in a fail-over."""
+        self._first = self.store.next_serial + SERIAL_MARGIN
+
     async def next(self, unrecorded: Collection[DroneId]) -> int:
         """Return the first serial number that neither the record nor any view knows: no id is ever given twice.
 
@@ -39,8 +43,8 @@ class Serials:
         What slots or a listing show may be forged: it counts up to a limit that stays where it was
         at the start, when the record was read.
         """
-        known = self.store.next_serial
-        self._first = self._first or known
+        self._first = self._first or self.store.next_serial
+        known = max(self._first, self.store.next_serial)
         ours = f"{self.name}-{self.store.birth}-"
         below = self._first + SERIALS_MISSED
         unknown = (serial_of(each) for each in unrecorded if each.startswith(ours))

@@ -15,6 +15,7 @@ from provisioner.model import (
     Drone,
     DroneId,
     DroneState,
+    DroneType,
     JobClass,
     OperatorRequest,
     Refusal,
@@ -668,21 +669,33 @@ def _orphans(context: PlanningContext, site: str) -> Mapping[DroneId, RemoteDron
 
 
 def _stop_orphans(retirement: Retirement, paused: bool) -> None:
-    """Stop the orphans that ended on record, as after a late answer, and others without a job after a grace."""
+    """Stop the orphans that ended on record, as after a late answer, and others without a job after a grace.
+
+    Those whose start the database may have lost are adopted.
+    """
     context = retirement.context
     snapshot = retirement.context.snapshot
     decided = {(orphan.drone_id, orphan.site) for orphan in retirement.orphans}
     decided |= {(move.drone.id, move.drone.site) for move in retirement.moves}
+    ours = f"{snapshot.id_prefix}-"
     for site in snapshot.policy.sites:
+        waits = paused or site in snapshot.unlisted
         kept: dict[str, list[float]] = {}
         for drone_id, remote in _orphans(context, site).items():
             known = snapshot.ended.get(drone_id)
             until = snapshot.orphans.get(drone_id, context.now) + snapshot.policy.orphan_grace_s
             if (drone_id, site) in decided:
                 continue
-            if not (paused or site in snapshot.unlisted) and (
-                known is not None or (context.now >= until and _has_no_job(context, site, remote))
-            ):
+            kind = context.types.get(TypeKey(f"{site}/{remote.type}"))
+            if waits:
+                ends = False
+            elif known is None and kind and snapshot.adopts and drone_id.startswith(ours):
+                retirement.moves.append(_adopted(context, kind, remote, reasons.StartLost()))
+                continue
+            else:
+                over = context.now >= until and _has_no_job(context, kind, remote)
+                ends = known is not None or over
+            if ends:
                 reason = reasons.Orphan(known.value if known is not None else "")
                 retirement.orphans.append(StopOrphan(site, drone_id, remote.remote_id, reason))
             elif known is None:
@@ -692,12 +705,11 @@ def _stop_orphans(retirement: Retirement, paused: bool) -> None:
             retirement.refusals.append(Refusal(Subject("site", site), len(times), why))
 
 
-def _has_no_job(context: PlanningContext, site: str, remote: RemoteDrone) -> bool:
+def _has_no_job(context: PlanningContext, kind: DroneType | None, remote: RemoteDrone) -> bool:
     """Return True if an orphan certainly runs no job. One that is not in this pool may be in that of its controller.
 
     The balancer gives no requests to the server of an orphan.
     """
-    kind = context.types.get(TypeKey(f"{site}/{remote.type}"))
     if kind is not None and kind.service:
         return True
     slot = context.slots.get(remote.drone_id)
@@ -707,7 +719,6 @@ def _has_no_job(context: PlanningContext, site: str, remote: RemoteDrone) -> boo
 def _settle_orphans(retirement: Retirement, request: OperatorRequest, site: str) -> bool:
     """Adopt or stop the orphans of a site as an operator asks. Return False while its view is doubted."""
     context = retirement.context
-    now = retirement.context.now
     if context.validity.sites.get(site) is not None or site in context.snapshot.unlisted:
         return False
     reason = reasons.OperatorRequested(request.by, request.reason)
@@ -722,24 +733,30 @@ def _settle_orphans(retirement: Retirement, request: OperatorRequest, site: str)
                 Refusal(Subject("drone", drone_id), 1, reasons.TypeRemoved(f"{site}/{remote.type}"))
             )
         else:
-            runs = remote.state is RemoteState.RUNNING
-            at = remote.started_at or now
-            adopted = Drone(
-                drone_id,
-                kind.key,
-                DroneState.BOOTING if runs else DroneState.QUEUED,
-                now,
-                at,
-                kind.gpu_milli,
-                service=kind.service,
-            )
-            started_at = at if runs else 0.0
-            after = replace(
-                adopted,
-                remote_id=remote.remote_id,
-                submitted_at=at,
-                started_at=started_at,
-                node=remote.node,
-            )
-            retirement.moves.append(StateChange(after, None, reason))
+            retirement.moves.append(_adopted(context, kind, remote, reason))
     return True
+
+
+def _adopted(
+    context: PlanningContext, kind: DroneType, remote: RemoteDrone, reason: reasons.Reason
+) -> StateChange:
+    """Return the step that puts an orphan on record."""
+    runs = remote.state is RemoteState.RUNNING
+    at = remote.started_at or context.now
+    adopted = Drone(
+        remote.drone_id,
+        kind.key,
+        DroneState.BOOTING if runs else DroneState.QUEUED,
+        context.now,
+        at,
+        kind.gpu_milli,
+        service=kind.service,
+    )
+    after = replace(
+        adopted,
+        remote_id=remote.remote_id,
+        submitted_at=at,
+        started_at=at if runs else 0.0,
+        node=remote.node,
+    )
+    return StateChange(after, None, reason)

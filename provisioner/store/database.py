@@ -23,6 +23,8 @@ SHADOW = "shadow"
 """Key of ``meta`` that only the store of a shadow has."""
 BUSY_TIMEOUT_S = 10.0
 """Longest wait of a transaction for another writer: an operator's request takes milliseconds."""
+SERVER_SILENCE_S = 30.0
+"""Longest time without an answer of a database server to a statement: then it is taken for away."""
 NOTHING_RECORDED = "nothing was recorded, and nothing is acted on until a write succeeds"
 _BIRTH_LETTERS = string.ascii_lowercase + string.digits
 
@@ -91,8 +93,11 @@ def place_in(tree: Any, directory: Path) -> Place | None:
     return place_of(section["url"], str(tree.get("controller", "")), secret)
 
 
-def database_of(place: Place) -> Database:
-    """Return the database at a place. Raises :class:`StoreError` if the library for it is missing."""
+def database_of(place: Place, silence_s: float = SERVER_SILENCE_S) -> Database:
+    """Return the database at a place. Raises :class:`StoreError` if the library for it is missing.
+
+    ``silence_s``: longest time without an answer, if it is a server.
+    """
     if isinstance(place, Path):
         from provisioner.store.file import SqliteDatabase
 
@@ -101,7 +106,7 @@ def database_of(place: Place) -> Database:
         from provisioner.store.postgresql import PostgresDatabase
     except ImportError as error:
         raise StoreError(f"store {place}: {error}. Install the extra `postgresql`") from error
-    return PostgresDatabase(place)
+    return PostgresDatabase(place, silence_s)
 
 
 class Cursor(Protocol):

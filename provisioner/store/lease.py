@@ -1,4 +1,4 @@
-"""The lease by which one of several controllers leads: one row of the record, by the database's clock.
+"""The lease by which one of several controllers leads: one row of the record.
 
 A leader holds a term: an epoch, which grows from term to term, and a random nonce. Each of its
 transactions proves both and counts itself in the same row. So a transaction fails if another
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from provisioner.store import StoreHeldError, generations
@@ -67,6 +67,15 @@ class Lease:
     @property
     def is_held(self) -> bool:
         return self.until_at > self.now
+
+    @property
+    def term(self) -> tuple[int, str]:
+        return self.epoch, self.nonce
+
+    @property
+    def renewal(self) -> tuple[int, str, float]:
+        """Return what differs after each renewal."""
+        return self.epoch, self.nonce, self.renewed_at
 
     @property
     def was_released(self) -> bool:
@@ -136,19 +145,23 @@ class LeaseStore:
         self._database.release()
 
     def beat(
-        self, member: Member, duration_s: float, term: Term | None, *, seeks: bool = True
+        self,
+        member: Member,
+        duration_s: float,
+        term: Term | None,
+        takes: Callable[[Lease], bool] = lambda lease: False,
     ) -> tuple[Lease, Lease]:
-        """Give a sign of life, and renew the lease of ``term``; without one take it if it is free.
+        """Give a sign of life, and renew the lease of ``term``; without one take it if ``takes`` says so.
 
-        ``seeks``: the member wants to lead. Return the lease before and after. Raises
-        :class:`StoreError` if the database does not answer.
+        Return the lease before and after. Raises :class:`StoreError` if the database does not
+        answer.
         """
         with self._transaction() as sql:
             before = read_lease(sql, self._now)
             if term is not None:
                 self._renew(sql, term, duration_s)
-            elif seeks and not before.is_held:
-                self._acquire(sql, member, duration_s)
+            elif takes(before):
+                self._acquire(sql, member, duration_s, before)
             self._note(sql, member)
             self.generations = generations.read_generations(sql)
             return before, read_lease(sql, self._now)
@@ -190,15 +203,20 @@ class LeaseStore:
             (duration_s, term.epoch, term.nonce),
         )
 
-    def _acquire(self, sql: StoreConnection, member: Member, duration_s: float) -> None:
-        """Take the lease, if it is still free, with an epoch that no member has seen."""
+    def _acquire(
+        self, sql: StoreConnection, member: Member, duration_s: float, free: Lease
+    ) -> None:
+        """Take the lease, if it still is as it was, with an epoch that no member has seen."""
         (seen,) = sql.execute("SELECT coalesce(max(epoch), 0) FROM members").fetchone()
         epoch = max(seen, member.epoch)
         sql.execute(
             "UPDATE lease SET epoch = CASE WHEN epoch > ? THEN epoch ELSE ? END + 1, nonce = ?, member = ?,"
             f" since_at = {self._now}, renewed_at = {self._now}, until_at = {self._now} + ?, writes = 0"
-            f" WHERE until_at <= {self._now}",
-            (epoch, epoch, secrets.token_hex(8), member.name, duration_s),
+            " WHERE epoch = ? AND nonce = ? AND renewed_at = ? AND until_at = ?",
+            (
+                *(epoch, epoch, secrets.token_hex(8), member.name, duration_s),
+                *(*free.renewal, free.until_at),
+            ),
         )
 
     def _note(self, sql: StoreConnection, member: Member) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,13 @@ from psycopg.postgres import types
 from psycopg.types.numeric import FloatDumper
 
 from provisioner.store import Holder, StoreError, StoreUnusableError, file, lock
-from provisioner.store.database import BUSY_TIMEOUT_S, Database, ServerSchema, new_meta
+from provisioner.store.database import (
+    BUSY_TIMEOUT_S,
+    SERVER_SILENCE_S,
+    Database,
+    ServerSchema,
+    new_meta,
+)
 from provisioner.store.file import APPLICATION_ID
 
 BASELINE = Path(__file__).parent / "migrations" / "postgresql" / "0012.sql"
@@ -40,19 +47,12 @@ _COLUMN_TYPES = {
     r"\) STRICT(, WITHOUT ROWID)?;|\) WITHOUT ROWID;": ");",
 }
 _TOKENS = re.compile(r"""'[^']*'|"[^"]*"|::|\?(?P<number>\d*)|:(?P<name>[a-z_]\w*)""")
-_CONNECT_TIMEOUT_S = 10
-_SILENCE_S = 15
-"""Seconds after which each side gives up a connection whose other side does not answer, or waits in a transaction."""
 _MIGRATION_LOCK_S = 0.5
 """Longest wait of a migration for a lock: statements of a leader that come after it wait as well."""
 _MIGRATION_ATTEMPTS = 60
-_SESSION_SETTINGS = {
-    "lock_timeout": int(BUSY_TIMEOUT_S * 1000),
-    "idle_in_transaction_session_timeout": _SILENCE_S * 1000,
-    "tcp_keepalives_idle": 5,
-    "tcp_keepalives_interval": 5,
-    "tcp_keepalives_count": 2,
-}
+_TIMEOUTS = ("lock_timeout", "idle_in_transaction_session_timeout", "tcp_user_timeout")
+"""Settings of the server: it gives up a connection whose other side is cut off, or is stopped in a transaction."""
+_KEEPALIVES = {"keepalives_idle": 5, "keepalives_interval": 5, "keepalives_count": 2}
 
 
 def _dump_bool(_: Any, truth: bool) -> bytes:
@@ -75,6 +75,36 @@ def _load_number(_: Any, data: Any) -> int | float:
 _BoolDumper = type("BoolDumper", (Dumper,), {"oid": types["int2"].oid, "dump": _dump_bool})
 _FloatDumper = type("FloatDumper", (FloatDumper,), {"dump": _dump_float})
 _NumberLoader = type("NumberLoader", (Loader,), {"load": _load_number})
+
+
+def _wait(raw: Any, steps: Any, *args: Any, **options: Any) -> Any:
+    return psycopg.Connection.wait(raw, _limited(raw, steps), *args, **options)
+
+
+def _limited(raw: Any, steps: Any) -> Any:
+    """Take the steps of a statement. Close the connection if the server says nothing for too long.
+
+    A server that is stopped (SIGSTOP, a paused machine) acknowledges what it does not read, so no
+    timeout of TCP ends this.
+    """
+    ready = None
+    heard_at = time.monotonic()
+    try:
+        while True:
+            ready = yield steps.send(ready)
+            now = time.monotonic()
+            if ready:
+                heard_at = now
+            elif now - heard_at > raw.silence_s:
+                raw.close()
+                raise psycopg.OperationalError(f"no answer for {raw.silence_s:g} s")
+    except StopIteration as end:
+        return end.value
+
+
+_LimitedConnection: Any = type(
+    "LimitedConnection", (psycopg.Connection,), {"wait": _wait, "silence_s": SERVER_SILENCE_S}
+)
 
 
 @lru_cache(1000)
@@ -107,7 +137,7 @@ def render(script: str) -> str:
 class PostgresConnection:
     """A connection to PostgreSQL that understands the statements of the store."""
 
-    def __init__(self, raw: psycopg.Connection[Any]) -> None:
+    def __init__(self, raw: Any) -> None:
         self.raw = raw
 
     @property
@@ -140,8 +170,9 @@ class PostgresDatabase(Database):
     errors = psycopg.Error
     place: ServerSchema
 
-    def __init__(self, place: ServerSchema) -> None:
+    def __init__(self, place: ServerSchema, silence_s: float = SERVER_SILENCE_S) -> None:
         self.place = place
+        self.silence_s = silence_s
         self._idle = list[PostgresConnection]()
         """Connections of readers between two reads."""
 
@@ -281,7 +312,7 @@ class PostgresDatabase(Database):
             case errors.DiskFull():
                 repair = "make room on the database server; nothing was recorded"
             case errors.OperationalError():
-                repair = "nothing was recorded; the next tick connects again"
+                repair = "no connection to the database; nothing was recorded, and the next try connects again"
             case _:
                 repair = "nothing was recorded"
         return StoreUnusableError(f"store {self.place}: {text}: {repair}")
@@ -291,23 +322,25 @@ class PostgresDatabase(Database):
         return '"' + self.place.schema.replace('"', '""') + '"'
 
     def _connect(self) -> PostgresConnection:
-        options = [f"-c {name}={value}" for name, value in _SESSION_SETTINGS.items()]
+        wait_s = min(BUSY_TIMEOUT_S, self.silence_s)
+        settings = {f"tcp_{name}": value for name, value in _KEEPALIVES.items()}
+        settings |= dict.fromkeys(_TIMEOUTS, int(wait_s * 1000))
         path = re.sub(r"([\\ ])", r"\\\1", self._quoted)
+        options = [f"-c {name}={value}" for name, value in settings.items()]
         try:
-            raw: Any = psycopg.connect(
+            raw: Any = _LimitedConnection.connect(
                 self.place.url,
                 autocommit=True,
                 cursor_factory=psycopg.RawCursor,
                 options=" ".join([*options, f"-c search_path={path}"]),
-                connect_timeout=_CONNECT_TIMEOUT_S,
-                keepalives_idle=5,
-                keepalives_interval=5,
-                keepalives_count=2,
-                tcp_user_timeout=_SILENCE_S * 1000,
+                connect_timeout=int(wait_s),
+                tcp_user_timeout=int(wait_s * 1000),
                 client_encoding="utf8",
                 application_name=f"provisioner {os.getpid()}",
+                **_KEEPALIVES,
                 **self.place.password(),
             )
+            raw.silence_s = self.silence_s
         except psycopg.Error as error:
             raise self.unusable(error) from error
         if raw.info.server_version < 150000:
@@ -356,7 +389,9 @@ class PostgresDatabase(Database):
                 time.sleep(2 * _MIGRATION_LOCK_S)
 
     def _run_migration(self, sql: PostgresConnection, version: int) -> None:
+        sql.raw.silence_s = inf  # an index on many rows takes as long as it takes
         self.run_script(sql, file.MIGRATIONS[version].read_text())
+        sql.raw.silence_s = self.silence_s
         file.note_oldest(sql, version + 1)
         change = "UPDATE meta SET value = ? WHERE key = ?"
         sql.execute(change, (str(version + 1), _SCHEMA_KEY))

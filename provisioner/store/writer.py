@@ -436,11 +436,12 @@ class SqlStore(store.Store):
     def _close(self) -> None:
         """Withdraw the claim, so that other processes may open the store while this one lives on."""
         connection = self._opened
-        # whoever writes for longer must not hold up the end
-        self._database.limit_wait(connection, 1.0)
         try:
-            with suppress(store.StoreError), self._transaction() as sql:
-                sql.execute("DELETE FROM meta WHERE key = ?", (lock.HOLDER,))
+            if self.term is None:
+                # whoever writes for longer must not hold up the end
+                self._database.limit_wait(connection, 1.0)
+                with suppress(store.StoreError), self._transaction() as sql:
+                    sql.execute("DELETE FROM meta WHERE key = ?", (lock.HOLDER,))
         finally:
             self._sql = None
             self._claim = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, NamedTuple
@@ -33,6 +34,7 @@ from provisioner.answers.sites import site_request, troubled_scopes
 from provisioner.answers.status import resignation
 from provisioner.durations import parse_duration
 from provisioner.model import DrainMode, DroneId, RequestKind
+from provisioner.store import StoreError
 from provisioner.store.reader import Reader
 from provisioner.store.series import Series
 from provisioner.web.connections import REQUEST_TIMEOUT_S
@@ -48,6 +50,8 @@ CONTENT_TYPES = {
 }
 TEXT_TYPE = "text/plain"
 """Content type of all other forms."""
+STALE_HEADER = "Provisioner-Stale"
+"""Header that says how old an answer is, and why, while the record cannot be read."""
 VITAL_PATHS = (f"{API}/status",)
 """Resources that monitoring asks for: without a parameter their answers wait for no others."""
 
@@ -112,7 +116,25 @@ async def answer_question(
 async def answer_shared(
     record: SharedRecord, request: web.Request, key: str, make: Callable[[], Answered]
 ) -> web.Response:
-    """Answer with what ``make`` returns, once for all requests with the same key; 304 if the caller has it."""
+    """Answer with what ``make`` returns, once for all requests with the same key; 304 if the caller has it.
+
+    While the record cannot be read, answer as before, with the age and the error.
+    """
+    try:
+        return await _answer_now(record, request, key, make)
+    except StoreError as error:
+        answered = record.newest.get(key)
+        if answered is None:
+            raise
+        age_s = max(0.0, time.time() - answered.made_at)
+        notice = f"This is {formatting.age(age_s)} old: {error}"
+        headers = {"Age": f"{age_s:.0f}", STALE_HEADER: quote(notice, safe=" ,;:/()")}
+        return response_of(answered.with_notice(notice), request, headers)
+
+
+async def _answer_now(
+    record: SharedRecord, request: web.Request, key: str, make: Callable[[], Answered]
+) -> web.Response:
     vital = request.rel_url.path_qs in VITAL_PATHS
     version = await record.version(vital=vital)
     headers = {"Cache-Control": "no-cache"}

@@ -52,8 +52,6 @@ class PageCharts(NamedTuple):
     charts: Mapping[str, Markup]
     """By name; that of a single one is empty."""
     table: PageTable | None = None
-    path: str = "/sites/"
-    """Path of the pages of the names."""
 
     @classmethod
     def of(

@@ -189,8 +189,8 @@ STATE_GROUPS: Mapping[str, Sequence[DroneState]] = {
 
 
 CHART_USES = {
-    "running": "with jobs or requests",
-    "idle": "without jobs or requests",
+    "running": "with jobs",
+    "idle": "no job",
     "starting": "drones that boot",
     "draining": "drones that leave",
     "waiting": "drones in the site's queue",
@@ -210,17 +210,15 @@ YOUNG_S = 7200.0
 """A chart of a record that is not older has its minutes."""
 
 
-def _drone_charts(
-    reader: Reader, *labels: str, metric: str = "provisioner_gpus", unit: str = "GPUs"
-) -> PageCharts | None:
+def _gpu_charts(reader: Reader, *labels: str) -> PageCharts | None:
     """Return the chart of the last day, or those by site with the label ``site``; None if nothing is on record."""
     span_s = 86400.0
     step_s = 600.0
-    gpus = charts.TimeSteps(reader, metric, now(), span_s, step_s)
+    gpus = charts.TimeSteps(reader, "provisioner_gpus", now(), span_s, step_s)
     if gpus.first_at > now() - YOUNG_S:
         span_s = YOUNG_S
         step_s = 60.0
-        gpus = charts.TimeSteps(reader, metric, now(), span_s, step_s)
+        gpus = charts.TimeSteps(reader, "provisioner_gpus", now(), span_s, step_s)
     found = gpus.by(*labels, "state", groups=USE_OF_STATE)
     meanings = CHART_USES
     none = [0.0] * len(gpus.times)
@@ -238,15 +236,8 @@ def _drone_charts(
         ]
         for place in sorted({key[:-1] for key in found})
     }
-    title = f"{unit} in the last {span_s / charts.HOUR_S:.0f} hours"
-    return PageCharts.of(title, unit, gpus.times, places) if places else None
-
-
-def _with_chart(page: WebPage, found: PageCharts | None, name: str) -> WebPage:
-    """Return a page with one chart of several, if there is such a one."""
-    if found is None or name not in found.charts:
-        return page
-    return replace(page, charts=found._replace(charts={"": found.charts[name]}))
+    title = f"GPUs in the last {span_s / charts.HOUR_S:.0f} hours"
+    return PageCharts.of(title, "GPUs", gpus.times, places) if places else None
 
 
 _DEMAND_SHOWN = ("id", "vo", "waiting", "running", "drones", "oldest_s", "why")
@@ -265,7 +256,7 @@ def _now(reader: Reader, query: Query) -> WebPage:
         page,
         choices=choices,
         troubles=page_table(troubles) if troubles.rows else None,
-        charts=_drone_charts(reader),
+        charts=_gpu_charts(reader),
         tables=[
             _types_now(reader, document.parts["sites"]),
             _by_reason(waiting),
@@ -541,13 +532,16 @@ GIVING_WAY_SHOWN = ("id", "type", "state", "node", "notice_at", "grace_used_s", 
 
 def _sites(reader: Reader, query: Query) -> WebPage:
     listing = replace(_answer(sites.sites, reader, query), title="All sites")
-    of_sites = _drone_charts(reader, "site")
+    of_sites = _gpu_charts(reader, "site")
     return WebPage("Sites", charts=of_sites, tables=[page_table(listing, query)])
 
 
 def _site(reader: Reader, name: str, query: Query) -> WebPage:
     page = _document(_named("Site", name), _answer(sites.show_site, reader, query, name), query)
-    return _with_chart(page, _drone_charts(reader, "site"), name)
+    of_sites = _gpu_charts(reader, "site")
+    if of_sites is None or name not in of_sites.charts:
+        return page
+    return replace(page, charts=of_sites._replace(charts={"": of_sites.charts[name]}))
 
 
 def _owner(reader: Reader, query: Query) -> WebPage:
@@ -590,20 +584,12 @@ def _owner(reader: Reader, query: Query) -> WebPage:
 
 def _services(reader: Reader, query: Query) -> WebPage:
     listing = replace(_answer(services.services, reader, query), title="Inference services")
-    made = [page_table(listing, query)]
-    return WebPage("Services", [listing.scope], charts=_server_charts(reader), tables=made)
-
-
-def _server_charts(reader: Reader) -> PageCharts | None:
-    metric = "provisioner_service_servers"
-    found = _drone_charts(reader, "service", metric=metric, unit="Servers")
-    return found._replace(path="/services/") if found else None
+    return WebPage("Services", [listing.scope], tables=[page_table(listing, query)])
 
 
 def _service(reader: Reader, name: str, query: Query) -> WebPage:
     document = _answer(services.explain_service, reader, query, name)
-    page = _document(_named("Service", name), document, query, document.of.why)
-    return _with_chart(page, _server_charts(reader), name)
+    return _document(_named("Service", name), document, query, document.of.why)
 
 
 # -------------------------------------------------------------------------------------------------------

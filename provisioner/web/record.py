@@ -10,14 +10,16 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from functools import partial
+from html import escape
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakValueDictionary
 
+from provisioner import formatting
 from provisioner.answers.errors import VerbError
 from provisioner.model import Slot, Snapshot
-from provisioner.store import Views
-from provisioner.store.database import Place
+from provisioner.store import StoreError, StoreUnusableError, Views
+from provisioner.store.database import Place, database_of
 from provisioner.store.reader import Reader, RecordPosition
 
 READ_THREADS = 2
@@ -37,6 +39,9 @@ ANSWER_KEPT_S = 2.0
 MOST_ANSWERS_KEPT = 64
 BUSY_KEPT_S = 30.0
 """While all threads are busy, an answer of an older version is given again for so long."""
+READER_SILENCE_S = 10.0
+"""Time without an answer after which the record is away."""
+PAGE_BEGIN = '<main id="main" tabindex="-1">'
 LEAST_COMPRESSED = 1024
 COMPRESSION_LEVEL = 3
 STALE_STEP_S = 30.0
@@ -60,6 +65,15 @@ class Answered(NamedTuple):
     """Version of the record that it was made of."""
     zipped: bool = False
     """``body`` is compressed with gzip, as long ones are."""
+    made_at: float = 0.0
+
+    def with_notice(self, notice: str) -> Answered:
+        """Return a page with a notice on top; other answers have no place for one."""
+        if self.content_type != "text/html":
+            return self
+        body = gzip.decompress(self.body) if self.zipped else self.body
+        text = f'{PAGE_BEGIN}<p class="badge bad">{escape(notice)}</p>'
+        return self._replace(body=body.replace(PAGE_BEGIN.encode(), text.encode(), 1), zipped=False)
 
     def compressed(self) -> Answered:
         if len(self.body) <= LEAST_COMPRESSED:
@@ -77,6 +91,7 @@ class SharedReader(Reader):
 
     def __init__(self, path: Place) -> None:
         super().__init__(path)
+        self.database = database_of(path, READER_SILENCE_S)
         self._kept: dict[object, tuple[RecordPosition, Any]] = {}
         self._locks: defaultdict[object, Lock] = defaultdict(Lock)
 
@@ -120,6 +135,11 @@ class SharedRecord:
         """Reads that wait or run, by threads, and those for long reads by caller."""
         self._turns: WeakValueDictionary[object, asyncio.Semaphore] = WeakValueDictionary()
         self._answers: OrderedDict[str, tuple[str, float, asyncio.Future[Answered]]] = OrderedDict()
+        self.newest: OrderedDict[str, Answered] = OrderedDict()
+        """The newest answer for each key, should the database go away."""
+        self._read_at = time.time()
+        self._away: tuple[float, str] = (0.0, "")
+        """Time until which the record is not asked, for as long as the last try took, and why."""
         self._holder: tuple[float, int] = (0.0, 0)
         self._position: tuple[RecordPosition | None, float] = (None, 0.0)
 
@@ -173,7 +193,19 @@ class SharedRecord:
 
     def _version(self) -> str:
         now = time.monotonic()
-        position, (known, since) = self.reader.position(), self._position
+        until, why = self._away
+        if now < until:
+            raise StoreUnusableError(why)
+        try:
+            position = self.reader.position()
+        except StoreError as error:
+            age = formatting.age(time.time() - self._read_at)
+            why = f"{error}. The record was last read {age} ago, at {formatting.iso(self._read_at)}"
+            failed_at = time.monotonic()
+            self._away = failed_at + (failed_at - now), why
+            raise StoreUnusableError(why) from error
+        self._read_at = time.time()
+        known, since = self._position
         if position != known:
             self._position = position, (since := now)
         if now - self._holder[0] > 1.0:  # it locks the record's lock file for a moment
@@ -198,16 +230,24 @@ class SharedRecord:
         if future is None or not (as_new or will_do):
             call = partial(self._call, self._vital) if vital else self.run
             known_version = version
-            future = asyncio.ensure_future(call(lambda: make().compressed()))
+            future = asyncio.ensure_future(call(partial(_made, make)))
             self._answers[key] = version, time.monotonic(), future
         self._answers.move_to_end(key)
         while len(self._answers) > MOST_ANSWERS_KEPT:
             self._answers.popitem(last=False)
         try:
-            return (await asyncio.shield(future))._replace(version=known_version)
+            self.newest[key] = (await asyncio.shield(future))._replace(version=known_version)
+            self.newest.move_to_end(key)
+            if len(self.newest) > MOST_ANSWERS_KEPT:
+                self.newest.popitem(last=False)
+            return self.newest[key]
         except VerbError:  # as good an answer as any: nothing has that id
             raise
         except BaseException:
             if future.done() and self._answers.get(key, (None, None, None))[2] is future:
                 del self._answers[key]
             raise
+
+
+def _made(make: Callable[[], Answered]) -> Answered:
+    return make().compressed()._replace(made_at=time.time())

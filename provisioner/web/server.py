@@ -185,6 +185,9 @@ class WebService:
             status = _status_of(error)
             text = pages.render_error(status.phrase.capitalize(), error.lines)
             return web.Response(text=text, content_type="text/html", status=status)
+        except StoreError as error:
+            text = pages.render_error("The record cannot be read", [str(error)])
+            return web.Response(text=text, content_type="text/html", status=503)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if request.method == "HEAD":  # it has no end, and no body

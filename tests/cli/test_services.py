@@ -11,7 +11,7 @@ import pytest
 from provisioner import model as m
 from provisioner.answers.drones import state_limit
 from provisioner.reasons import LimitReached, ModelUnknown, OwnerWaits, SeenInPool
-from provisioner.store.measures import count_drones, gauges
+from provisioner.store.measures import gauges
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from tests.cli.conftest import CONTROLLER, NOW, PLAIN, POLICY, Ran, _look, forget_moment
@@ -88,7 +88,7 @@ async def served(tmp_path: Path) -> Path:
         )
         plan = m.Plan(seen.tick, NOW, moves=moves, refusals=refusals, services=states)
         await store.record(plan, seen)
-        await store.record_sample(NOW, gauges(seen, count_drones(drones), plan, NOW))
+        await store.record_sample(NOW, gauges(seen, (), plan, NOW))
     forget_moment(path)
     return path
 

@@ -139,6 +139,50 @@ async def test_an_epoch_that_was_given_twice_is_noticed() -> None:
 
 
 @in_virtual_time
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
+async def test_a_clock_of_the_database_that_is_set_changes_no_lease(step_s: float) -> None:
+    database = Database()
+    one, thread = member("one", database)
+    other, _ = member("other", database)
+    beats = [asyncio.create_task(each.run()) for each in (one, other)]
+    await asyncio.sleep(LEASE_S)
+    assert one.leads
+    database.clock_off_s = step_s
+    await asyncio.sleep(3 * LEASE_S)
+    assert one.leads and not other.leads, "it renews its lease"
+    thread.is_away = True
+    database.clock_off_s = 0.0
+    until_s = now_s() + one.left_s
+    while not other.leads:
+        assert one.left_s == max(0.0, until_s - now_s()) and now_s() < until_s + LEASE_S / 2
+        await asyncio.sleep(0.1)
+    assert now_s() >= until_s
+    for each in beats:
+        each.cancel()
+
+
+@in_virtual_time
+async def test_transactions_that_a_fail_over_has_lost_are_noticed() -> None:
+    """By the standby, which has seen a later one, and by the leader, which has committed it."""
+    database = Database()
+    one, _ = member("one", database)
+    other, _ = member("other", database)
+    await one.beat()
+    assert one.term is not None
+    for _ in range(3):
+        one.term.prove(database.sql)
+        one.term.writes += 1
+    await other.beat()
+    database.sql.execute("UPDATE lease SET writes = 1")
+    with pytest.raises(StoreError):
+        one.term.prove(database.sql)
+    for each in (one, other):
+        assert not each.went_back
+        await each.beat()
+        assert each.went_back == "2 transactions of epoch 1"
+
+
+@in_virtual_time
 async def test_after_a_crash_the_next_leader_waits_and_after_an_orderly_end_it_does_not() -> None:
     database = Database()
     one, _ = member("one", database)

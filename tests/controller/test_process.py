@@ -66,7 +66,8 @@ class Files:
     async def poll(self):
         if (self.root / "hang").exists():
             time.sleep(60)
-        here = {p.name: RemoteDrone(p.name, RemoteState.RUNNING, p.name) for p in (self.root / "drones").iterdir()}
+        names = os.listdir(self.root / "drones")
+        here = {name: RemoteDrone(name, RemoteState.RUNNING, name, "gpu") for name in names}
         return SiteView(self.name, time.time(), here)
 
     async def start(self, orders):

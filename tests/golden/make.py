@@ -45,7 +45,6 @@ status
 drones | drones --all | drones show 7 | drones show 12
 sites | sites show topas | sites show horeka
 demand | demand --waiting
-services | explain service cms
 explain class 7f3a91c07be4d856 | explain class 9be2 | explain class 5c0f | explain class 1
 explain job 204.2 | explain job 999.0 | explain drone 7
 plan
@@ -66,7 +65,7 @@ estimates forget --user bob --site topas --reason 'new code' | estimates forget 
 snapshot --to saved.json | snapshot --tick 3 | snapshot --tick 77
 replay saved.json | replay saved.json --what-if 'moon down' | replay --tick 1
 reload | run --config nothing.yaml | events --since nonsense | dronse | drones --stat
-version | schema nonsense | explain service nosuch
+version | schema nonsense | services | explain service nosuch
 """
 FILES_LISTS = """
 check -c provisioner.yaml | check -c broken/provisioner.yaml

@@ -64,11 +64,6 @@ TYPES = (
         shares=4,
     ),
 )
-TRITON = m.DroneType(
-    *("topas", "triton", 1000, 8, 20 * GIB, 50 * GIB, 40 * GIB, "A100", 80),
-    walltime_s=86400.0,
-    server=m.InferenceServer("cms", ("deepmet:3",), "exec tritonserver"),
-)
 KEEPS = m.Reserve(("topas-*",), 8, 20 * GIB)
 POLICY = m.Policy(
     max_drones=50,
@@ -80,12 +75,6 @@ POLICY = m.Policy(
         "closed": m.SitePolicy("closed", enabled=False),
     },
     headroom=(m.Headroom("day-shift", cpus=2, count=2, site="topas"),),
-    services=(m.Service("cms", at_most=2),),
-)
-DEMAND = m.ServiceView(
-    *("cms", 5000, 12, NOW - 33, 101.25, 6, 3, 0.04),
-    by_vo={"cms": 4900, "atlas": 100},
-    models=(m.ModelUse("deepmet:3", 4988, 12.5, 199.5),),
 )
 
 
@@ -248,14 +237,8 @@ SAMPLES = EstimateSamples(
 
 
 def drones() -> list[m.Drone]:
-    """Return a drone in each state, of all types for jobs in turn, and two servers."""
-    found = [_drone(n, state) for n, state in enumerate(m.DroneState, start=1)]
-    more = enumerate((m.DroneState.BUSY, m.DroneState.BOOTING), start=len(found) + 1)
-    return [*found, *(_server(_drone(n, state)) for n, state in more)]
-
-
-def _server(drone: m.Drone) -> m.Drone:
-    return replace(drone, type=TRITON.key, gpu_milli=1000, service="cms", for_class="")
+    """Return a drone in each state, of all types in turn."""
+    return [_drone(n, state) for n, state in enumerate(m.DroneState, start=1)]
 
 
 def _drone(serial: int, state: m.DroneState) -> m.Drone:
@@ -325,8 +308,7 @@ def snapshot(store: SqlStore, at: float) -> m.Snapshot:
             d.id, state, at - 5, *size, *counts, idle_since=d.idle_at, name=d.slot, owner=owner
         )
 
-    slots = tuple(slot(d) for d in live if d.joined_at and not d.service)
-    servers = tuple(slot(d) for d in live if d.joined_at and d.service)
+    slots = tuple(slot(d) for d in live if d.joined_at)
     claims = (
         m.OwnerDemand(
             2, 3000, 24, 100 * GIB, at - 95, nodes=tuple(n.name for n in NODES), who="etp/anna"
@@ -367,9 +349,7 @@ def snapshot(store: SqlStore, at: float) -> m.Snapshot:
         id_prefix=f"{CONTROLLER}-{BIRTH}",
         next_serial=store.next_serial,
         policy=POLICY,
-        types=(*TYPES, TRITON),
-        services=m.PolledServices(m.ServicesView(at - 2, (DEMAND,), servers)),
-        service_states=store.committed.services,
+        types=TYPES,
         overlay=m.PolledOverlay(m.OverlayView(at - 2, classes, slots, at - 20, odd, groups=groups)),
         sites={site.site: site for site in polled},
         drones=dict(store.drones),
@@ -390,10 +370,7 @@ async def write(path: Path, *, decided: bool) -> None:
         made = drones()
         asked = m.DroneState.REQUESTED
         first = [
-            m.Drone(
-                *(d.id, d.type, asked, d.requested_at, d.requested_at, d.gpu_milli, d.for_class),
-                service=d.service,
-            )
+            m.Drone(d.id, d.type, asked, d.requested_at, d.requested_at, d.gpu_milli, d.for_class)
             for d in made
         ]
         seen = replace(snapshot(store, NOW - 4000), next_serial=len(made) + 1)

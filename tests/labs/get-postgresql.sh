@@ -2,7 +2,7 @@
 # get-postgresql.sh SUITE: Debian's own PostgreSQL for the tests, without root or change to this host.
 #
 # Prints the directory with initdb, postgres, pg_ctl, pg_dump and the others as its only line on stdout. SUITE is a
-# Debian release: bookworm, which has PostgreSQL 15.
+# Debian release: bookworm, which has PostgreSQL 15, or trixie, which has 17.
 #
 # The programs run with the loader and libraries of their release: patchelf points them there, as in get-condor.sh.
 #
@@ -15,7 +15,8 @@ optional_run PostgreSQL "$@"
 release_name "$1"
 cache=$(cache_directory)
 prefix=$cache/postgresql-$1
-programs=usr/lib/postgresql/15/bin
+case $1 in bookworm) version=15 size=35 ;; *) version=17 size=95 ;; esac
+programs=usr/lib/postgresql/$version/bin
 
 done_already() { [ -x "$prefix/$programs/initdb" ]; }
 if done_already; then echo "$prefix/$programs"; exit 0; fi
@@ -25,21 +26,17 @@ find_patchelf
 begin_build "$cache" "postgresql-$1"
 main_archive_of "$1"
 
-say "fetching PostgreSQL 15 of Debian $suite (about 35 MB, once)"
+say "fetching PostgreSQL $version of Debian $suite (about $size MB, once)"
 apt update
-mkdir "$work/debs" "$work/tree"
-cd "$work/debs"
-apt download postgresql-15 postgresql-client-15 libpq5 libc6 libicu72 libxml2 libxslt1.1 libldap-2.5-0 libsasl2-2 \
-    libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libcom-err2 libkeyutils1 libssl3 zlib1g liblz4-1 libzstd1 \
-    libsystemd0 libcap2 libgcrypt20 libgpg-error0 libpam0g libaudit1 libcap-ng0 liblzma5 libstdc++6 libgcc-s1 \
-    libuuid1 libreadline8 libtinfo6
-for package in *.deb; do dpkg-deb -x "$package" "$work/unpacked"; done
+mkdir "$work/tree"
+apt install --download-only "postgresql-$version"
+for package in "$work"/apt/cache/archives/*.deb; do dpkg-deb -x "$package" "$work/unpacked"; done
 cd "$work"
 mkdir -p tree/usr/share
 cp -a unpacked/usr/lib tree/usr/
-cp -a unpacked/lib/. tree/usr/lib/
+if [ -d unpacked/lib ]; then cp -a unpacked/lib/. tree/usr/lib/; fi
 cp -a unpacked/usr/share/postgresql tree/usr/share/
-rm -rf tree/usr/lib/*-linux-*/gconv
+rm -rf tree/usr/lib/*-linux-*/gconv tree/usr/lib/*-linux-*/perl* tree/usr/lib/python*
 
 loader=$(cd tree/usr/lib && find . -name 'ld-linux*.so.*' | sort | tail -n 1)
 [ -n "$loader" ] || fail "no loader in libc6 of $suite"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 from provisioner.store.database import ServerSchema, place_of
 from tests.labs.htcondor import LabError, fetched
 
-SUITE = "bookworm"
+SUITE = os.environ.get("PROVISIONER_POSTGRESQL_SUITE", "bookworm")
 ACCOUNT = 65534
 """Account that runs the server where the tests are root, which PostgreSQL refuses."""
 QUICK = ("fsync=off", "full_page_writes=off", "synchronous_commit=off")
@@ -63,6 +64,20 @@ class PostgresServer:
     def stop(self, mode: str = "immediate") -> None:
         if (self.data / "postmaster.pid").exists():
             self.run("pg_ctl", "stop", "-w", "-s", f"-D{self.data}", f"-m{mode}")
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop all processes of the server for a while, as a machine that is paused."""
+        first = int((self.data / "postmaster.pid").read_text().split()[0])
+        children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+        pids = [first, *map(int, children)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
 
     def run(self, program: str, *words: str, text: str | None = None) -> str:
         """Run a program of PostgreSQL as the account of the server, and return what it printed."""

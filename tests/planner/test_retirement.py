@@ -364,6 +364,24 @@ def test_orphans_are_adopted_or_stopped_by_an_operators_word() -> None:
     assert blind.moves == () and blind.requests_done == (), "it waits for a view of the site"
 
 
+def test_members_adopt_what_carries_the_name_of_their_record() -> None:
+    """A fail-over of the database may have lost its start. Another record's drones stay orphans."""
+    ours = replace(STRAY, drone_id=model.DroneId("kit-ab12-3"))
+    shared = replace(orphaned(ours, age_s=2 * GRACE_S), adopts=True)
+    plan = plan_of(shared)
+    (move,) = plan.moves
+    assert (move.was, move.drone.id, move.drone.state) == (None, ours.drone_id, S.BOOTING)
+    assert (move.reason, plan.orphans) == (reasons.StartLost(), ())
+    for other in (
+        replace(orphaned(STRAY), adopts=True),
+        replace(orphaned(replace(ours, type="h100")), adopts=True),
+        replace(shared, ended={ours.drone_id: S.LOST}),
+        replace(shared, unlisted=frozenset({"topas"})),
+        replace(shared, twins={"kit-ab12": "kit-ab12-7"}),
+    ):
+        assert plan_of(other).moves == ()
+
+
 def test_beside_a_living_twin_nothing_is_started_or_stopped() -> None:
     """Not even an orphan after its grace, nor a drone of our own that has been idle for long."""
     own = drone("kit-ab12-1", age_s=1e5)

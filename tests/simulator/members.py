@@ -40,6 +40,8 @@ from tests.simulator.faults import FaultyScenario, ServiceFault, ServiceFaultKin
 from tests.simulator.worlds import rough
 
 LEASE_S = 10.0
+LEADERLESS_S = 3 * LEASE_S
+"""Two leases may run out one after the other, if a member dies that has just taken over."""
 ACTS = frozenset({"plan", *SITE_ACTS, *OVERLAY_ACTS})
 MIGRATIONS = Path(provisioner.store.__file__).parent / "migrations"
 SCHEMA = [MIGRATIONS / f"{name}.sql" for name in ("0016_lease", "0017_configurations")]
@@ -56,6 +58,8 @@ class EventKind(StrEnum):
     """The next transaction is committed, and the member gets no reply."""
     FAIL_OVER = "fail-over"
     """The database loses what it committed in the last ``for_s`` seconds."""
+    CLOCK = "clock"
+    """The clock of the database steps by ``for_s`` seconds; if back, the member is killed as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ def member_events(seed: int, count: int) -> tuple[MemberEvent, ...]:
         EventKind.CUT: (2.0, 60.0),
         EventKind.REPLY_LOST: (0.0, 0.0),
         EventKind.FAIL_OVER: (0.1, 4.0),
+        EventKind.CLOCK: (-3600.0, 3600.0),
     }
     found = []
     for _ in range(count):
@@ -120,6 +125,7 @@ class Database:
         self.state = CommittedState("mem0")
         self.ended: dict[DroneId, DroneState] = {}
         self.births: list[tuple[float, DroneId]] = []
+        self.clock_off_s = 0.0
         self._past: list[
             tuple[float, CommittedState, dict[DroneId, DroneState], tuple[Any, ...]]
         ] = []
@@ -131,7 +137,7 @@ class Database:
         """Return the connection, which all share: one transaction at a time, each without a pause."""
         if not hasattr(self, "sql"):
             self.sql = sqlite3.connect(":memory:", isolation_level=None)
-            self.sql.create_function("virtual_now", 0, now)
+            self.sql.create_function("virtual_now", 0, lambda: now() + self.clock_off_s)
         return self.sql
 
     @property
@@ -376,10 +382,16 @@ class Life:
 
     def recorded(self, plan: Plan, live: Any) -> None:
         simulation = self.simulation
-        for orphan in plan.orphans:
-            if self.listings[orphan.site] < 2:
+        adopted = [each.drone.site for each in plan.moves if each.was is None]
+        for site in [*adopted, *(each.site for each in plan.orphans)]:
+            if self.listings[site] < 2:
                 simulation.broken.append(
-                    f"{self.name} stopped the orphan {orphan.drone_id} at {now_s():.1f} after one listing"
+                    f"{self.name} stopped or adopted an orphan of {site} at {now_s():.1f} after one listing"
+                )
+        for orphan in plan.orphans:
+            if orphan.drone_id in simulation.lost and orphan.drone_id not in self.database.ended:
+                simulation.broken.append(
+                    f"{self.name} stopped {orphan.drone_id}, whose start was lost"
                 )
         self.database.births += [(now_s(), start.drone.id) for start in plan.starts]
         simulation.record.committed(plan, live)
@@ -463,6 +475,8 @@ class MembersSimulation(Simulation):
         """Orders sent, by identity, with the member and its term."""
         self.accepted: defaultdict[DroneId, set[tuple[str, float]]] = defaultdict(set)
         self.broken: list[str] = []
+        self.lost: set[DroneId] = set()
+        """Drones whose start the database has lost."""
         self.happened: Counter[str] = Counter()
         self._crossed = {False: 0, True: 0}
         """Boundaries crossed: all, and those of acts."""
@@ -495,9 +509,12 @@ class MembersSimulation(Simulation):
             case EventKind.REPLY_LOST:
                 gate.loses_reply = True
             case EventKind.FAIL_OVER if not self.database.sql.in_transaction:
-                for drone_id in self.database.fail_over(event.for_s):
-                    self.record.births[drone_id] -= 1
+                self.lost |= self.database.fail_over(event.for_s)
                 self.record.live = self.database.state.drones
+            case EventKind.CLOCK:
+                self.database.clock_off_s += event.for_s
+                if event.for_s < 0:
+                    self._kill(self._lives[gate], -event.for_s / 60.0)
 
     def _kill(self, life: Life, down_s: float) -> None:
         life.gate.is_dead = True
@@ -516,7 +533,24 @@ class MembersSimulation(Simulation):
         self._lives[life.gate] = life
         life.task = asyncio.create_task(life.live(self._stop), name=life.name)
 
+    async def _watch_leaders(self) -> None:
+        """Check that a member leads soon, while one can."""
+        without_s = 0.0
+        while True:
+            await asyncio.sleep(1.0)
+            able = [
+                each.member
+                for each in self._lives.values()
+                if not each.gate.is_dead
+                and max(each.gate.paused_until_s, each.gate.cut_until_s) < now_s()
+            ]
+            leaderless = able and not any(each.leads for each in able)
+            without_s = without_s + 1.0 if leaderless else 0.0
+            if without_s == LEADERLESS_S:
+                self.broken.append(f"nobody led for {LEADERLESS_S:g} s until {now_s():.1f}")
+
     async def control(self, world: World, over: asyncio.Task[None]) -> None:
+        watch = asyncio.create_task(self._watch_leaders(), name="watch of leaders")
         for site in world.sites.values():
             self._note_accepted(site)
         self._begin(world)
@@ -529,6 +563,7 @@ class MembersSimulation(Simulation):
             if any(each is not None and each.done() and not each.cancelled() for each in tasks):
                 break
         self._stop.set()
+        watch.cancel()
         for restart in self._restarts:
             restart.cancel()
         for life in self._lives.values():

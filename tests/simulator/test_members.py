@@ -12,8 +12,10 @@ from collections import Counter
 
 import pytest
 
-from provisioner.controller import orphans
+from provisioner.controller import loop, orphans
 from provisioner.controller.leadership import Membership
+from provisioner.controller.serials import Serials
+from provisioner.model import Snapshot
 from provisioner.store.lease import Term
 from tests.simulator.members import EventKind, shared, simulate
 
@@ -61,14 +63,30 @@ def one_listing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(orphans, "LISTINGS", 1)
 
 
+def leases_by_the_clock(patch: pytest.MonkeyPatch) -> None:
+    """Take a lease when it has run out by the database's clock."""
+    patch.setattr(Membership, "_takes", lambda self, at, lease: not lease.is_held)
+
+
+def no_adoption(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loop, "Snapshot", lambda **values: Snapshot(**{**values, "adopts": False}))
+
+
+def no_serials_left_out(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Serials, "skip", lambda self: None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "seeds", "breaks"),
     [
-        (no_proof, (28, 35), "on record"),
+        (leases_by_the_clock, (1, 5), "nobody led"),
+        (no_adoption, (14, 15), "whose start was lost"),
+        (no_serials_left_out, (8, 69), "recorded as new"),
+        (no_proof, (28, 29), "on record"),
         (no_look_at_the_lease, (45, 46), "was another's"),
-        (no_wait, (48, 54), "started by two leaders|cap broken"),
-        (one_listing, (14, 53), "after one listing"),
+        (no_wait, (48, 63), "started by two leaders|cap broken"),
+        (one_listing, (14, 36), "after one listing"),
     ],
 )
 def test_without_a_rule_a_promise_is_broken(

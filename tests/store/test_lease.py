@@ -9,7 +9,7 @@ import pytest
 
 from provisioner.store import StoreError, StoreHeldError, generations
 from provisioner.store.database import Place, database_of
-from provisioner.store.lease import LeaseStore, Member, Term
+from provisioner.store.lease import Lease, LeaseStore, Member, Term
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from tests.store.story import CONTROLLER
@@ -26,9 +26,13 @@ class Seeker:
         self.member = Member(name, HOLDER)
         self.term: Term | None = None
 
+    @staticmethod
+    def takes(lease: Lease) -> bool:
+        return not lease.is_held
+
     def beat(self, lease_s: float = LONG_S) -> bool:
         """Return True if it holds the lease afterwards."""
-        before, after = self.store.beat(self.member, lease_s, self.term)
+        before, after = self.store.beat(self.member, lease_s, self.term, self.takes)
         if self.term is None and after.member == self.member.name and after.nonce != before.nonce:
             self.term = Term(after.epoch, after.nonce)
         return self.term is not None and after.nonce == self.term.nonce
@@ -71,7 +75,7 @@ def test_no_member_gives_an_epoch_that_another_has_seen(place: Place) -> None:
     Seeker(place, "one").beat(NO_TIME_S)
     far = Seeker(place, "far")
     far.member = Member("far", HOLDER, epoch=41)
-    far.store.beat(far.member, LONG_S, None, seeks=False)
+    far.store.beat(far.member, LONG_S, None)
     other = Seeker(place, "other")
     assert other.beat() and other.term is not None and other.term.epoch == 42
 

@@ -146,7 +146,7 @@ async def test_a_server_that_crashes_loses_nothing_and_the_controller_resumes(
         assert reader.position().tick == 1
         server.stop("immediate")
         for _ in range(3):
-            with pytest.raises(StoreUnusableError, match="the next tick connects again"):
+            with pytest.raises(StoreUnusableError, match="the next try connects again"):
                 await record(store, starts(2, drone(2)))
             with pytest.raises(StoreUnusableError):
                 reader.drones()

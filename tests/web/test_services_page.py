@@ -22,15 +22,6 @@ def test_services_are_a_table_that_links_to_the_page_of_each(served: Path) -> No
     assert "/services" in links_of(page).values()
 
 
-def test_charts_show_the_servers_of_services(served: Path) -> None:
-    page = Rendered(Reader(served), "/services")
-    assert "Servers in the last 2 hours" in page.text
-    captions = [each.get("href") for each in page.root.iterfind(".//figcaption/a")]
-    assert captions == ["/services/cms"], "the other one has no server"
-    page = Rendered(Reader(served), "/services/cms")
-    assert "Servers in the last 2 hours" in page.text and page.root.find(".//figcaption") is None
-
-
 def test_a_service_has_its_servers_models_and_jobs(served: Path) -> None:
     page = Rendered(Reader(served), "/services/cms")
     assert "Service cms" in page.text and FULL.describe() in page.text
