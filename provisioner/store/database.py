@@ -177,6 +177,10 @@ class Database(ABC):
         """Begin a transaction that may write from its first statement on."""
 
     @abstractmethod
+    def end_writer(self, sql: Any, epoch: int, nonce: str) -> None:
+        """End the connection that holds the lock of writers, if this is the term: a leader may hang amid a record."""
+
+    @abstractmethod
     def limit_wait(self, sql: Any, wait_s: float) -> None:
         """Wait no longer than this for other writers."""
 

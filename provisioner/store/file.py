@@ -93,6 +93,9 @@ class SqliteDatabase(Database):
     def begin(self, sql: Any) -> None:
         sql.execute("BEGIN IMMEDIATE")
 
+    def end_writer(self, sql: Any, epoch: int, nonce: str) -> None:
+        """Do nothing: a transaction of this file lasts for milliseconds."""
+
     def limit_wait(self, sql: Any, wait_s: float) -> None:
         sql.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
 

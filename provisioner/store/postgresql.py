@@ -212,6 +212,17 @@ class PostgresDatabase(Database):
         lock_writers = "; LOCK TABLE meta IN EXCLUSIVE MODE" if write else ""
         sql.execute(f"BEGIN {kind}{lock_writers}")
 
+    def end_writer(self, sql: Any, epoch: int, nonce: str) -> None:
+        # amid a pipeline of statements the server knows no timeout
+        query = (
+            "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)"
+            " WHERE relation = 'meta'::regclass AND mode = 'ExclusiveLock' AND granted"
+            " AND datname = current_database() AND usename = current_user"
+            " AND EXISTS (SELECT 1 FROM lease WHERE epoch = ? AND nonce = ?)"
+        )
+        with suppress(psycopg.Error):
+            sql.execute(query, (epoch, nonce))
+
     def limit_wait(self, sql: Any, wait_s: float) -> None:
         with suppress(psycopg.Error):
             sql.execute(f"SET lock_timeout = {int(wait_s * 1000)}")

@@ -405,6 +405,8 @@ class SqlStore(store.Store):
         )
         if self._shadow:
             self._database.run_script(self._sql, observations.SCHEMA)
+        if self.term is not None:
+            self._database.end_writer(self._sql, self.term.epoch, self.term.nonce)
         self._newest = None
         self._services = None
         self._view_log = ViewLog()

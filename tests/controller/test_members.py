@@ -251,7 +251,7 @@ def does_nothing_more(pair: Pair, old: subprocess.Popen[bytes]) -> None:
 def test_a_leader_that_was_stopped_amid_a_record_does_nothing_more(
     host: Host, postgres: PostgresServer
 ) -> None:
-    """It has locked the record until the server ends its connection."""
+    """It has locked the record: the next leader ends its connection."""
     pair = Pair(host, 0.3, postgres.new_place())
     pair.starts_more()
     old = pair.leader
