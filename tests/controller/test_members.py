@@ -184,6 +184,13 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture
+def durable() -> Iterator[PostgresServer]:
+    """A server that keeps what it has committed when it is stopped at once."""
+    with postgres_or_skip() as server:
+        yield server
+
+
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.matrix)])
 def place(request: pytest.FixtureRequest, file: Path) -> Place:
     if request.param == "sqlite":
@@ -339,19 +346,19 @@ def test_a_controller_on_its_own_refuses_a_record_that_members_share(
 
 
 @pytest.mark.matrix
-def test_members_resume_when_the_database_comes_back(host: Host, postgres: PostgresServer) -> None:
+def test_members_resume_when_the_database_comes_back(host: Host, durable: PostgresServer) -> None:
     """It was stopped as by a crash; until then nobody gives an order, and no process ends."""
-    pair = Pair(host, 0.3, postgres.new_place())
+    pair = Pair(host, 0.3, durable.new_place())
     pair.starts_more()
     epoch = pair.lease.epoch
-    postgres.stop("immediate")
+    durable.stop("immediate")
     time.sleep(LEASE_S + 1.0)
     orders = len(list(pair.orders))
     time.sleep(3 * LEASE_S)
     assert len(list(pair.orders)) == orders
     assert [each.poll() for each in pair.members] == [None, None]
     assert b"lease.renewal_failed" in (host.path / "stderr").read_bytes()
-    postgres.start()
+    durable.start()
     host.until(lambda: pair.leader is not None)
     pair.starts_more()
     pair.runs(2.0)
