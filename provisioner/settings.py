@@ -127,8 +127,8 @@ class DroneType:
     walltime_s: float = setting(default=0.0, example="24h")
     """Longest run of a drone at the site; longer than `timeouts.grace`. Default: no limit; a day with a `server`."""
     sharing: Sharing = Sharing.EXCLUSIVE
-    """Way in which the jobs of one drone share a GPU. All but `exclusive` need `shares`. For a part of a GPU
-    (`gpus: 0.25`) `mps` limits its drone to `vram`."""
+    """Way in which the jobs of one drone share a GPU. All but `exclusive` need `shares`, or for `mps` a part
+    of a GPU (`gpus: 0.25`): its drone is limited to `vram`."""
     shares: int = setting(default=1, ge=1, le=MOST_SHARES, example=4)
     """Number of shares of each GPU. A job that requests a part of a GPU gets as many as it needs, with their
     part of the VRAM; jobs for a whole GPU do not match. At most 32, with `mig` 7; not with `sharing:

@@ -126,7 +126,9 @@ class StoreSection(ConfigSection):
     @field_validator("url")
     @classmethod
     def _is_url(cls, url: str | None) -> str | None:
-        if url is not None and not re.fullmatch(r"postgres(ql)?://([^:@/]*@)?[^@]*", url):
+        # no password: the text of the configuration is kept on record
+        expected = r"postgres(ql)?://([^:@/]*@)?(?!.*[?&](ssl)?password=)[^@]*"
+        if url is not None and not re.fullmatch(expected, url):
             raise ValueError(
                 "expected postgresql://ROLE@HOST/DATABASE without a password: put that into `password`"
             )

@@ -45,7 +45,7 @@ start_mps_daemon() {
         CUDA_VISIBLE_DEVICES="$uuid" nvidia-cuda-mps-control -d ||
         finish $NOT_STARTED no-mps "the MPS control daemon does not start (exit $?): $(said_by_driver)"
     mps=yes
-    ask_driver 8 tell_mps 5 "set_default_device_pinned_mem_limit 0 ${mib}M"      # `check` reads back what came of it
+    ask_driver 8 tell_mps 5 "set_default_device_pinned_mem_limit 0 ${mib}M"      # `check` reads it back
     ask_driver 8 tell_mps 5 "start_server -uid $(id -u)"
 }
 # tell_mps LIMIT_S WORDS

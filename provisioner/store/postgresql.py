@@ -334,16 +334,17 @@ class PostgresDatabase(Database):
 
     def _connect(self) -> PostgresConnection:
         wait_s = min(BUSY_TIMEOUT_S, self.silence_s)
-        settings = {f"tcp_{name}": value for name, value in _KEEPALIVES.items()}
+        settings: dict[str, object] = {f"tcp_{name}": value for name, value in _KEEPALIVES.items()}
         settings |= dict.fromkeys(_TIMEOUTS, int(wait_s * 1000))
-        path = re.sub(r"([\\ ])", r"\\\1", self._quoted)
-        options = [f"-c {name}={value}" for name, value in settings.items()]
+        # a renewal changes the row of the lease amid a transaction that proves it at its end
+        words = {"default_transaction_isolation": "read committed", "search_path": self._quoted}
+        settings |= {name: re.sub(r"([\\ ])", r"\\\1", value) for name, value in words.items()}
         try:
             raw: Any = _LimitedConnection.connect(
                 self.place.url,
                 autocommit=True,
                 cursor_factory=psycopg.RawCursor,
-                options=" ".join([*options, f"-c search_path={path}"]),
+                options=" ".join(f"-c {name}={value}" for name, value in settings.items()),
                 connect_timeout=int(wait_s),
                 tcp_user_timeout=int(wait_s * 1000),
                 client_encoding="utf8",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.store.database import Place
-from tests.labs.postgresql import QUICK, PostgresServer, postgres_or_skip
+from tests.labs.postgresql import QUICK, STRICT, PostgresServer, postgres_or_skip
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    with postgres_or_skip(*QUICK) as server:
+    with postgres_or_skip(*QUICK, *STRICT) as server:
         yield server
 
 
