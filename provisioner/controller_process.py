@@ -109,15 +109,18 @@ class ControllerProcess:
     ) -> int:
         """Lead until the lease is lost or an operator wants another leader. The record is read anew."""
         member = shared.member
+        member.changed.clear()
         if not await shared.follow(adapters):
             await member.leave()
             member.stand_back()
             return 0
+        term = member.term
+        if term is None or not member.leads:
+            return 0
         over = asyncio.Event()
         resigned = asyncio.Event()
-        member.changed.clear()
         watch = asyncio.create_task(_set_after(over, self.stop, resigned, member.changed))
-        store = self._store(adapters.settings, member.term)
+        store = self._store(adapters.settings, term)
         try:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(store)
@@ -147,15 +150,17 @@ class ControllerProcess:
         """Stand by until this member leads, or has other files. Return its polls. SIGHUP reads its files again."""
         member = shared.member
         member.news.clear()
-        await shared.follow(adapters)
+        if not await shared.follow(adapters):
+            asyncio.get_running_loop().call_later(member.duration_s, member.news.set)
         settings = adapters.settings
         standby = Standby(
             settings.policy, settings.types, overlay, adapters.sites, SteadyClock(), warm
         )
         # without the balancer, as that of a shadow
         services = configured(ServerPool(), settings, shadow=True)
+        reader = Reader(settings.record)
         if settings.policy.services:
-            standby.poll_services = partial(_poll_services, services, settings)
+            standby.poll_services = partial(_poll_services, services, reader, settings)
         over = asyncio.Event()
         member.changed.clear()
         member.lacks = standby.lacks
@@ -173,6 +178,7 @@ class ControllerProcess:
                     await standby.run(over)
         finally:
             member.lacks = tuple
+            reader.database.disconnect()
             for task in beside:
                 task.cancel()
         if self.hangup.is_set():
@@ -274,9 +280,9 @@ class ControllerProcess:
         return await stack.enter_async_context(controller)
 
 
-async def _poll_services(pool: ServerPool, settings: Settings) -> ServicesView:
+async def _poll_services(pool: ServerPool, reader: Reader, settings: Settings) -> ServicesView:
     """Return the servers on record that are ready. The leader measures the demand."""
-    drones = await asyncio.to_thread(Reader(settings.record).drones, having="service")
+    drones = await asyncio.to_thread(reader.drones, having="service")
     return replace(await pool.poll(drones, settings.types), services=())
 
 

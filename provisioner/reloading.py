@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from provisioner.values import define, factory
 
 log = structlog.get_logger()
 
+STORE_RETRY_S = 1.0
 CONNECT_S = 20.0
 CLOSE_S = 20.0
 """Longest time to connect a site, and to leave it."""
@@ -76,6 +76,9 @@ class OwnFiles:
     async def settle(self, problems: str = "") -> None:
         """Record that what was loaded is taken over, or not for its ``problems``. Raises StoreError."""
 
+    def took_over(self) -> None:
+        """Note that what was loaded is in force here."""
+
 
 async def reloads(source: OwnFiles, controller: Controller, adapters: Adapters) -> None:
     """Take over each configuration that is valid; keep the old one, and report why, if anything goes wrong."""
@@ -84,29 +87,39 @@ async def reloads(source: OwnFiles, controller: Controller, adapters: Adapters) 
         await source.changed()
         systemd.notify("RELOADING=1")
         try:
-            change, under_way = await _reloaded(source, controller, adapters)
-        except Exception as error:
-            # whatever a file or an adapter causes, the controller must not end for it
-            known = isinstance(error, ConfigError | ConfigNotAppliedError)
-            problems = str(error) if known else f"{type(error).__name__}: {error}"
-            if not known:
-                log.exception("config.reload_failed", file=str(source.path))
-            problems = problems[:4000]
-            file = str(source.path)
-            await controller.event(
-                "config.rejected", warn=True, file=file, problems=source.origin + problems
-            )
-            with suppress(StoreError):  # another member leads, and settles it
-                await source.settle(problems)
-            continue
-        told = {"changes": source.origin + ("; ".join(change.notes) or "nothing changed")}
-        found = await asyncio.to_thread(_credential_troubles, adapters.settings)
-        if found:
-            told["credentials"] = "\n".join(found)
-        await controller.event("config.reloaded", **told)  # type: ignore[arg-type]
-        if adapters.leaving and under_way:
-            await asyncio.wait(under_way)
-        await adapters.close_leaving()
+            await _reload(source, controller, adapters)
+        except StoreError as error:  # without an answer, or another member leads: it stays proposed
+            log.warning("config.reload_failed", file=str(source.path), message=str(error))
+            await asyncio.sleep(STORE_RETRY_S)
+
+
+async def _reload(source: OwnFiles, controller: Controller, adapters: Adapters) -> None:
+    """Take over the configuration, or reject it. Raises StoreError if neither can be recorded."""
+    try:
+        change, under_way = await _reloaded(source, controller, adapters)
+    except StoreError:
+        raise
+    except Exception as error:
+        # whatever a file or an adapter causes, the controller must not end for it
+        known = isinstance(error, ConfigError | ConfigNotAppliedError)
+        problems = str(error) if known else f"{type(error).__name__}: {error}"
+        if not known:
+            log.exception("config.reload_failed", file=str(source.path))
+        problems = problems[:4000]
+        await source.settle(problems)
+        file = str(source.path)
+        await controller.event(
+            "config.rejected", warn=True, file=file, problems=source.origin + problems
+        )
+        return
+    details = {"changes": source.origin + ("; ".join(change.notes) or "nothing changed")}
+    found = await asyncio.to_thread(_credential_troubles, controller.credentials)
+    if found:
+        details["credentials"] = "\n".join(found)
+    await controller.event("config.reloaded", **details)  # type: ignore[arg-type]
+    if adapters.leaving and under_way:
+        await asyncio.wait(under_way)
+    await adapters.close_leaving()
 
 
 async def _reloaded(
@@ -114,8 +127,8 @@ async def _reloaded(
 ) -> tuple[ConfigChange, Collection[asyncio.Task[Any]]]:
     """Read and take over the configuration. Return the change, and the orders that replaced adapters still carry out.
 
-    Raises ConfigError, ConfigNotAppliedError, or whatever else fails; then the old configuration
-    stays in force.
+    Raises ConfigError, ConfigNotAppliedError, StoreError, or whatever else fails; then the old
+    configuration stays in force.
     """
     live = Counter(d.site for d in controller.store.drones.values())
     new = await source.load()
@@ -123,34 +136,37 @@ async def _reloaded(
     before = adapters.settings
     try:
         await source.settle()
-    except StoreError:
-        adapters.leaving += opened.items()
+        async with controller.between_ticks:
+            adapters.become(new, opened)
+            source.took_over()
+            if (before.services, before.balancer) != (new.services, new.balancer):
+                configured(adapters.services, new, shadow=adapters.shadow)
+            else:  # it follows from the types, too
+                adapters.services.job_environment = _job_environment(new)
+            credentials = credential_sources(new)
+            return change, controller.apply(new.policy, new.types, adapters.sites, credentials)
+    except BaseException:
+        if adapters.settings is not new:
+            adapters.leaving += opened.items()
         raise
-    async with controller.between_ticks:
-        adapters.become(new, opened)
-        if (before.services, before.balancer) != (new.services, new.balancer):
-            configured(adapters.services, new, shadow=adapters.shadow)
-        adapters.services.job_environment = _job_environment(new)
-        credentials = credential_sources(new)
-        return change, controller.apply(new.policy, new.types, adapters.sites, credentials)
 
 
 async def prepared(
-    adapters: Adapters, new: Settings, live: Mapping[str, int]
+    adapters: Adapters, new: Settings, live: Mapping[str, int], *, connects: bool = True
 ) -> tuple[ConfigChange, Mapping[str, LazySite]]:
-    """Return the change to a configuration, and the sites that were connected for it.
+    """Return the change to a configuration, and the sites that were built for it.
 
     Raises ConfigNotAppliedError if it cannot be taken over now.
     """
     change = changes(adapters.settings, new, live)
     if change.refused:
         raise ConfigNotAppliedError("\n".join(change.refused))
-    return change, await adapters.opened(new, change.rebuilt)
+    return change, await adapters.opened(new, change.rebuilt, connects=connects)
 
 
-def _credential_troubles(settings: Settings) -> list[str]:
+def _credential_troubles(sources: Mapping[str, CredentialSource]) -> list[str]:
     now = time.time()
-    found = (each for source in credential_sources(settings).values() for each in source())
+    found = (each for source in sources.values() for each in source())
     return [text for each in found if (text := credential_trouble(each, now))]
 
 
@@ -194,8 +210,10 @@ class Adapters:
         self.leaving += self.sites.items()
         await self.close_leaving()
 
-    async def opened(self, new: Settings, changed: Collection[str]) -> Mapping[str, LazySite]:
-        """Return connected sites for those that are new or among the ``changed``.
+    async def opened(
+        self, new: Settings, changed: Collection[str], *, connects: bool
+    ) -> Mapping[str, LazySite]:
+        """Return sites for those that are new or among the ``changed``, connected or for the first poll to connect.
 
         Raises ConfigNotAppliedError if one cannot be connected: then none is.
         """
@@ -204,7 +222,8 @@ class Adapters:
             for spec in new.sites:
                 if spec.name not in self.sites or spec.name in changed:
                     sites[spec.name] = self._built(spec, new)
-                    await within(CONNECT_S, sites[spec.name].open())
+                    if connects:
+                        await within(CONNECT_S, sites[spec.name].open())
         except BaseException as error:
             self.leaving += sites.items()
             if not isinstance(error, Exception):

@@ -9,9 +9,10 @@ from functools import partial
 
 import structlog
 
-from provisioner.config import Settings, load, texts_of
+from provisioner.config import Settings, load, load_with_texts
 from provisioner.controller.leadership import Membership
 from provisioner.reloading import Adapters, ConfigNotAppliedError, OwnFiles, prepared
+from provisioner.store import StoreError
 from provisioner.store.generations import Generation, Verdict, adopted_of
 from provisioner.values import define
 
@@ -22,20 +23,23 @@ log = structlog.get_logger()
 class SharedConfiguration(OwnFiles):
     """The generations on record as one member sees them, and its own files.
 
-    The files of a member that no leader has adopted yet are proposed when it starts, and at SIGHUP
-    if they have changed. The leader adopts or rejects them. Files of an older generation are left
-    alone: somebody has changed those of another member.
+    A member proposes its files when it starts if no leader has adopted them yet, and at SIGHUP if
+    they are not in force. The leader adopts or rejects them. A start leaves files of an older
+    generation alone: somebody has changed those of another member.
     """
 
     member: Membership
-    digest: str = ""
-    """Digest of its own files, as they were read last."""
     number: int = 0
     """Generation in force here."""
     _own: Settings | None = None
     _offered: Generation | None = None
     """Generation that the leader is about to take over."""
     _told: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of the own files, as they were read last."""
+        return self.member.leases.digest
 
     @property
     def adopted(self) -> Generation | None:
@@ -64,13 +68,15 @@ class SharedConfiguration(OwnFiles):
     async def begin(self) -> Settings:
         """Return the configuration to start with.
 
-        While nobody leads, new files apply as those of a controller on its own, and are adopted at
-        the begin of the term.
+        While nobody leads, new files apply as those of a controller on its own, and are adopted
+        when the term begins.
         """
+        files = await self._read()
         self.member.unfit = "it has just begun"
         await self.member.beat()
-        await self.read()
         self.member.unfit = ""
+        if not self._was_adopted():
+            await self._propose(files)
         assert self._own is not None
         is_led = self.member.lease is not None and self.member.lease.is_held
         adopted = self.adopted
@@ -85,19 +91,11 @@ class SharedConfiguration(OwnFiles):
         return found
 
     async def read(self) -> None:
-        """Read the own files, and propose them if they are new."""
-        texts = await asyncio.to_thread(texts_of, self.path)
-        self._own = await asyncio.to_thread(load, self.path, root=self.root, texts=texts)
-        before = self.digest
-        files = json.dumps(texts)
-        self.digest = hashlib.sha256(files.encode()).hexdigest()
+        """Read the own files, and propose them unless they are in force."""
+        files = await self._read()
         adopted = self.adopted
-        is_in_force = adopted is not None and adopted.digest == self.digest
-        has_changed = before not in ("", self.digest)
-        if not is_in_force and (has_changed or not self._was_adopted()):
-            name = self.member.member.name
-            leases = self.member.leases
-            await self.member.thread.run(partial(leases.propose, files, self.digest, name))
+        if adopted is None or adopted.digest != self.digest:
+            await self._propose(files)
 
     async def follow(self, adapters: Adapters) -> bool:
         """Take over the generation in force while this member gives no order. Return False if it cannot lead by it."""
@@ -105,7 +103,7 @@ class SharedConfiguration(OwnFiles):
         try:
             if adopted and adopted.generation != self.number and not self._applies_own(adapters):
                 new = await self._load(adopted)
-                _, opened = await prepared(adapters, new, {})
+                _, opened = await prepared(adapters, new, {}, connects=False)
                 adapters.become(new, opened)
                 self.number = adopted.generation
                 log.info("config.reloaded", file=str(self.path), generation=self.number)
@@ -135,7 +133,11 @@ class SharedConfiguration(OwnFiles):
         self._offered = None
         if self.hangup.is_set():
             self.hangup.clear()
-            await self.read()
+            try:
+                await self.read()
+            except StoreError:
+                self.hangup.set()
+                raise
         self._offered = self._proposal
         if self._offered is not None:
             return await self._load(self._offered)
@@ -150,8 +152,10 @@ class SharedConfiguration(OwnFiles):
         number = self._offered.generation
         settle = partial(self.member.leases.settle, self.member.term, number, problems)
         await self.member.thread.run(settle)
-        if not problems:
-            self.number = number
+
+    def took_over(self) -> None:
+        if self._offered is not None:
+            self.number = self._offered.generation
 
     @property
     def _generations(self) -> tuple[Generation, ...]:
@@ -160,6 +164,18 @@ class SharedConfiguration(OwnFiles):
     @property
     def _proposal(self) -> Generation | None:
         return next((g for g in self._generations if g.state is Verdict.PROPOSED), None)
+
+    async def _read(self) -> str:
+        """Read the own files. Return their texts as they are on record."""
+        self._own, texts = await asyncio.to_thread(load_with_texts, self.path, self.root)
+        files = json.dumps(texts)
+        self.member.leases.digest = hashlib.sha256(files.encode()).hexdigest()
+        return files
+
+    async def _propose(self, files: str) -> None:
+        propose = self.member.leases.propose
+        name = self.member.member.name
+        await self.member.thread.run(partial(propose, files, self.digest, name))
 
     def _was_adopted(self) -> bool:
         return any(

@@ -209,5 +209,5 @@ from provisioner.config.loading import (  # noqa: E402
     load as load,
     load_site as load_site,
     load_web as load_web,
-    texts_of as texts_of,
+    load_with_texts as load_with_texts,
 )

@@ -79,7 +79,7 @@ def load(
     Relative paths in a file are taken from the file's own directory; with ``root``, all but the ``sites`` patterns are
     taken from there instead (store, queue, drones and secrets of a trial run in a directory of its own). With
     ``connects=False``, for a simulation, adapters need not be installed, nor their options be complete. ``texts``: the
-    files, as :func:`texts_of` returns them, in place of those on disk.
+    files, as :func:`load_with_texts` returns them, in place of those on disk.
 
     Raises:
         ConfigError: every problem in every file, in order.
@@ -88,25 +88,17 @@ def load(
     if texts is not None:
         first, *others = texts
         reader.texts = {path: texts[first]} | {path.parent / name: texts[name] for name in others}
-    settings = reader.controller(path, reader.document(path))
-    if settings is None:
-        raise ConfigError(reader.problems())
-    return settings
+    return reader.settings(path)
 
 
-def texts_of(path: Path) -> dict[str, str]:
-    """Return the texts of a configuration by their names from its directory, the controller file first.
+def load_with_texts(path: Path, root: Path | None = None) -> tuple[Settings, dict[str, str]]:
+    """Return a configuration, and its texts by their names from its directory, the controller file first.
 
-    Raises :class:`ConfigError` if its sites cannot be found.
+    Raises :class:`ConfigError` as :func:`load`.
     """
-    document = read(path)
-    sites = _site_files(path, document)
-    if problems := document.in_order():
-        raise ConfigError(problems)
-    directory = path.parent
-    return {
-        os.path.relpath(each, directory): each.read_text("utf-8-sig") for each in (path, *sites)
-    }
+    reader = _ConfigReader(root)
+    settings = reader.settings(path)
+    return settings, {os.path.relpath(d.file, path.parent): d.text for d in reader.documents}
 
 
 def load_web(path: Path) -> tuple[Place, WebSection]:
@@ -197,6 +189,13 @@ class _ConfigReader:
         document = YamlDocument(str(path))
         parse(self.texts[path], document)
         return document
+
+    def settings(self, path: Path) -> Settings:
+        """Return the configuration of a controller file. Raises :class:`ConfigError`."""
+        found = self.controller(path, self.document(path))
+        if found is None:
+            raise ConfigError(self.problems())
+        return found
 
     def problems(self) -> list[Problem]:
         return [problem for document in self.documents for problem in document.in_order()]

@@ -46,6 +46,7 @@ class YamlDocument:
     """
 
     file: str
+    text: str = ""
     tree: dict[str, Tree] = factory(dict)
     is_mapping: bool = False
     """True if the file could be read and holds a mapping."""
@@ -110,6 +111,7 @@ def read(path: Path) -> YamlDocument:
     document = YamlDocument(str(path))
     text = text_of(path, document)
     if text is not None:
+        document.text = text
         parse(text, document)
     return document
 

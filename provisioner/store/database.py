@@ -201,6 +201,10 @@ class Database(ABC):
         """Take back a connection; a transaction that is not committed is rolled back."""
 
     @abstractmethod
+    def disconnect(self) -> None:
+        """Close the connections that were taken back."""
+
+    @abstractmethod
     def exists(self) -> bool:
         """Return False if there is certainly no record."""
 

@@ -129,6 +129,9 @@ class SqliteDatabase(Database):
     def done(self, sql: Any) -> None:
         sql.close()
 
+    def disconnect(self) -> None:
+        """Do nothing: each connection is closed when it is taken back."""
+
     def exists(self) -> bool:
         return self.place.exists()
 

@@ -36,9 +36,11 @@ class Generation:
 _TABLE = Table("configurations", Generation, {"state": Verdict})
 
 
-def read_generations(sql: StoreConnection) -> tuple[Generation, ...]:
-    """Return the generations on record, the newest first."""
-    return tuple(_TABLE.select(sql, "ORDER BY generation DESC"))
+def read_generations(sql: StoreConnection, digest: str = "") -> tuple[Generation, ...]:
+    """Return the generation in force, those proposed and those of one digest, the newest first."""
+    in_force = "SELECT max(generation) FROM configurations WHERE state = ?"
+    which = f"WHERE state = ? OR digest = ? OR generation = ({in_force}) ORDER BY generation DESC"
+    return tuple(_TABLE.select(sql, which, (Verdict.PROPOSED, digest, Verdict.ADOPTED)))
 
 
 def adopted_of(generations: Iterable[Generation]) -> Generation | None:

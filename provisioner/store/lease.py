@@ -130,6 +130,8 @@ class LeaseStore:
     def __init__(self, database: Database, controller: str) -> None:
         self.generations: tuple[Generation, ...] = ()
         """Generations of the configuration, the newest first, as they were last read."""
+        self.digest = ""
+        """Digest of the member's own files, whose older generations are read as well."""
         self._database = database
         self._controller = controller
         self._now = database.clock
@@ -163,7 +165,7 @@ class LeaseStore:
             elif takes(before):
                 self._acquire(sql, member, duration_s, before)
             self._note(sql, member)
-            self.generations = generations.read_generations(sql)
+            self.generations = generations.read_generations(sql, self.digest)
             return before, read_lease(sql, self._now)
 
     def leave(self, member: Member, *, releases: bool) -> None:
@@ -177,7 +179,7 @@ class LeaseStore:
         """Propose files as the next generation of the configuration."""
         with self._transaction() as sql:
             generations.propose(sql, files, digest, member, self._now)
-            self.generations = generations.read_generations(sql)
+            self.generations = generations.read_generations(sql, self.digest)
 
     def files(self, generation: int) -> str:
         """Return the files of a generation."""
@@ -193,7 +195,7 @@ class LeaseStore:
             if sql.execute(prove, mine).rowcount != 1:
                 raise StoreHeldError("another member leads: it decides about the configuration")
             generations.settle(sql, generation, problems)
-            self.generations = generations.read_generations(sql)
+            self.generations = generations.read_generations(sql, self.digest)
 
     def _renew(self, sql: StoreConnection, term: Term, duration_s: float) -> None:
         """Renew the lease, also one that has run out: if nobody took it, nobody led meanwhile."""

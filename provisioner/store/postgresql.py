@@ -261,6 +261,10 @@ class PostgresDatabase(Database):
                 sql.execute("ROLLBACK")
             self._idle.append(sql)
 
+    def disconnect(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
     def exists(self) -> bool:
         return True
 
