@@ -24,7 +24,15 @@ class Seeker:
     def __init__(self, place: Place, name: str) -> None:
         self.store = LeaseStore(database_of(place), CONTROLLER)
         self.member = Member(name, HOLDER)
+        self.place = place
         self.term: Term | None = None
+
+    @property
+    def generations(self) -> list[tuple[int, str, str]]:
+        """Return all generations on record, the newest first."""
+        with Reader(self.place)._open() as sql:
+            query = "SELECT generation, state, reason FROM configurations ORDER BY generation DESC"
+            return [tuple(row) for row in sql.execute(query).fetchall()]
 
     @staticmethod
     def takes(lease: Lease) -> bool:
@@ -173,8 +181,7 @@ def test_one_leader_decides_about_proposed_files_and_the_newest_adopted_are_in_f
     assert Reader(place).generation() == one.store.generations[-1]
     one.store.propose("files 4", "digest 4", "one")
     one.store.settle(one.term, 4, "")
-    found = [(each.generation, each.state, each.reason) for each in one.store.generations]
-    assert found == [
+    assert one.generations == [
         (4, "adopted", ""),
         (3, "rejected", "a newer one was adopted"),
         (2, "rejected", "too old"),
@@ -182,7 +189,11 @@ def test_one_leader_decides_about_proposed_files_and_the_newest_adopted_are_in_f
     ]
     assert one.store.files(4) == "files 4"
     other.store.propose("files 2", "digest 2", "other")
-    assert [each.generation for each in other.store.generations] == [5, 4, 3, 1]
+    assert [each[0] for each in other.generations] == [5, 4, 3, 1]
+    assert [each.generation for each in other.store.generations] == [5, 4]
+    other.store.digest = "digest 1"
+    other.beat()
+    assert [each.generation for each in other.store.generations] == [5, 4, 1], "with its own"
     with pytest.raises(StoreHeldError):
         other.store.settle(Term(one.term.epoch, "of another"), 5, "")
 
@@ -195,4 +206,4 @@ def test_only_so_many_generations_are_kept(place: Place, monkeypatch: pytest.Mon
     for number in range(1, 7):
         one.store.propose("files", f"digest {number}", "one")
         one.store.settle(one.term, number, "")
-    assert [each.generation for each in one.store.generations] == [6, 5, 4, 3]
+    assert [each[0] for each in one.generations] == [6, 5, 4, 3]
