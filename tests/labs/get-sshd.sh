@@ -6,14 +6,14 @@
 
 host_release
 cache=$(cache_directory)
-prefix=$cache/sshd-$release
+prefix=$cache/own-sshd-$release  # tests/shared_commands/get-sshd.sh has another one
 
 done_already() { [ -x "$prefix/sshd" ]; }
 if done_already; then echo "$prefix"; exit 0; fi
 
 need apt-get dpkg-deb
 find_patchelf
-begin_build "$cache" "sshd-$release"
+begin_build "$cache" "own-sshd-$release"
 main_archive_of "$release"
 
 say "fetching openssh-server of Debian $release (500 kB, once)"

@@ -99,6 +99,7 @@ def test_jobs_run_in_servers_with_the_gpus_that_they_need(
                 "controller": lab.controller.name,
                 "site": "gridka",
                 "type": kind,
+                "epoch": "0",
             }
             assert server["metadata"] == {
                 f"provisioner_{key}": value for key, value in marks.items()
