@@ -14,7 +14,7 @@ from provisioner import loader, systemd
 from provisioner.config import Settings
 from provisioner.controller.clock import SteadyClock
 from provisioner.controller.compute_thread import ComputeThread
-from provisioner.controller.leadership import Leadership, Membership
+from provisioner.controller.leadership import Leadership, Membership, any_set
 from provisioner.controller.loop import Controller
 from provisioner.controller.polling import Poller, within
 from provisioner.controller.shadow import SHADOW_SUFFIX, decide_without_orders, observed_overlay
@@ -288,10 +288,5 @@ async def _poll_services(pool: ServerPool, reader: Reader, settings: Settings) -
 
 async def _set_after(over: asyncio.Event, *events: asyncio.Event) -> None:
     """Set ``over`` once any of the events is set."""
-    waits = [asyncio.ensure_future(each.wait()) for each in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        over.set()
-    finally:
-        for wait in waits:
-            wait.cancel()
+    await any_set(*events)
+    over.set()

@@ -28,6 +28,7 @@ from provisioner.values import define, factory
 log = structlog.get_logger()
 
 STORE_RETRY_S = 1.0
+"""Pause before a configuration is read again whose fate could not be recorded."""
 CONNECT_S = 20.0
 CLOSE_S = 20.0
 """Longest time to connect a site, and to leave it."""
@@ -171,6 +172,7 @@ def _credential_troubles(sources: Mapping[str, CredentialSource]) -> list[str]:
 
 
 def credential_sources(settings: Settings) -> Mapping[str, CredentialSource]:
+    """Return what reads the credentials of each user: ``overlay``, ``web``, ``site:NAME``, ``service:NAME``."""
     options = {"overlay": settings.overlay.options, "web": settings.web}
     options |= {f"site:{site.name}": site.options for site in settings.sites}
     options |= {f"service:{each.settings.name}": each for each in settings.services}

@@ -1,4 +1,4 @@
-"""The configuration of a controller: its own files, or with ``ha`` the generation that all members decide by."""
+"""The configuration that members with one record share: the generation in force, and proposals of new files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 import structlog
 
 from provisioner.config import Settings, load, load_with_texts
-from provisioner.controller.leadership import Membership
+from provisioner.controller.leadership import Membership, any_set
 from provisioner.reloading import Adapters, ConfigNotAppliedError, OwnFiles, prepared
 from provisioner.store import StoreError
 from provisioner.store.generations import Generation, Verdict, adopted_of
@@ -122,12 +122,7 @@ class SharedConfiguration(OwnFiles):
     async def changed(self) -> None:
         while not self.hangup.is_set() and self._proposal is None:
             self.member.news.clear()
-            waits = [asyncio.ensure_future(e.wait()) for e in (self.hangup, self.member.news)]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
+            await any_set(self.hangup, self.member.news)
 
     async def load(self) -> Settings:
         self._offered = None

@@ -251,7 +251,7 @@ def resignation(reader: Reader) -> str:
 
 def _lacks(member: Member) -> str:
     unpolled = [f"{site}: only the leader polls it" for site in member.unpolled]
-    return "; ".join([*member.lacks, *unpolled, *filter(None, [member.files])])
+    return "; ".join(filter(None, [*member.lacks, *unpolled, member.files]))
 
 
 def _tick_words(facts: troubles.TroubleContext) -> str:

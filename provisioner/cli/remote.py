@@ -42,7 +42,8 @@ def answer(question: RecordQuestion, query: Query, host: opt.Host) -> out.Render
     path = question.path.replace("{id}", quote(getattr(query, "id", ""), safe=""))
     body, headers = _call(host, "GET", f"{path}?{urlencode(asked, doseq=True)}")
     text = body.decode()
-    out.note(*filter(None, [unquote(headers.get("Provisioner-Stale", ""))]))
+    if stale := headers.get("Provisioner-Stale"):
+        out.note(unquote(stale))
     if host.watch and query.output is Format.JSON:
         text = dumps(json.loads(text)) + "\n"
     return out.Rendered(text, unquote(headers.get("Provisioner-Scope", "")))

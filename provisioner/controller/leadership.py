@@ -32,6 +32,16 @@ LEAST_PART_LEFT = 0.5
 """Part of the lease that has to be left for a call to be made."""
 
 
+async def any_set(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
+    waits = [asyncio.ensure_future(each.wait()) for each in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
 class LeaseEndsError(RejectedError):
     """The call was not made: this controller may not lead for as long as it takes."""
 

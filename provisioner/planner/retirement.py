@@ -687,15 +687,12 @@ def _stop_orphans(retirement: Retirement, paused: bool) -> None:
             if (drone_id, site) in decided:
                 continue
             kind = context.types.get(TypeKey(f"{site}/{remote.type}"))
-            if waits:
-                ends = False
-            elif known is None and kind and snapshot.adopts and drone_id.startswith(ours):
+            may_be_lost = known is None and snapshot.adopts and drone_id.startswith(ours)
+            if may_be_lost and kind is not None and not waits:
                 retirement.moves.append(_adopted(context, kind, remote, reasons.StartLost()))
                 continue
-            else:
-                over = context.now >= until and _has_no_job(context, kind, remote)
-                ends = known is not None or over
-            if ends:
+            over = context.now >= until and _has_no_job(context, kind, remote)
+            if not waits and (known is not None or over):
                 reason = reasons.Orphan(known.value if known is not None else "")
                 retirement.orphans.append(StopOrphan(site, drone_id, remote.remote_id, reason))
             elif known is None:

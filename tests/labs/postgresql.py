@@ -23,7 +23,7 @@ ACCOUNT = 65534
 """Account that runs the server where the tests are root, which PostgreSQL refuses."""
 QUICK = ("fsync=off", "full_page_writes=off", "synchronous_commit=off")
 STRICT = ("default_transaction_isolation=serializable",)
-"""What a site's server may have set for all its databases: the record sets its own."""
+"""Default of a site's server, which the record replaces by its own."""
 
 
 @dataclass(frozen=True)

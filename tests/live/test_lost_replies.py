@@ -42,7 +42,7 @@ exit $code
 LATE_REPLY = {"method": "POST", "late_s": 40, "times": 1}
 """Nobody waits so long for the reply."""
 FAILURES = ["killed", "stopped"]
-"""What happens to the leader: it is killed, or it loses its lease while it is stopped, and wakes up later."""
+"""Fates of the leader: it is killed, or it loses its lease while it is stopped, and wakes up later."""
 
 
 @dataclass

@@ -20,7 +20,7 @@ from typing import Any
 
 import provisioner.store
 from provisioner.controller.compute_thread import ComputeThread
-from provisioner.controller.leadership import Membership
+from provisioner.controller.leadership import Membership, any_set
 from provisioner.controller.loop import Controller
 from provisioner.controller.polling import Poller
 from provisioner.controller.standby import Standby
@@ -454,13 +454,8 @@ class Life:
 
 async def first(over: asyncio.Event, *events: asyncio.Event) -> None:
     """Set ``over`` when one of the events is set."""
-    waits = [asyncio.ensure_future(each.wait()) for each in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        over.set()
-    finally:
-        for wait in waits:
-            wait.cancel()
+    await any_set(*events)
+    over.set()
 
 
 class MembersSimulation(Simulation):
